@@ -1,0 +1,1 @@
+"""Requests in, typed events out."""

@@ -1,0 +1,1 @@
+"""Model catalogue, pull, verify, licences."""

@@ -1,0 +1,1 @@
+"""The Textual chat, a front end on the Runtime protocol."""
