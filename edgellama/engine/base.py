@@ -205,4 +205,6 @@ class Engine(Protocol):
 class EngineFactory(Protocol):
     """Loads a model; `on_progress(fraction)` is called while it loads and may raise to stop it."""
 
-    def __call__(self, path: str, options: EngineOptions, on_progress: Callable[[float], None] | None = None) -> Engine: ...
+    def __call__(
+        self, path: str, options: EngineOptions, on_progress: Callable[[float], None] | None = None
+    ) -> Engine: ...
