@@ -1,1 +1,27 @@
-"""Tokens in, logits out. Engines are chosen by the worker; nothing here imports one."""
+"""Tokens in, logits out. Engines are chosen by the worker; nothing here imports one before it is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edgellama.errors import UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from edgellama.engine.base import EngineFactory
+
+ENGINES = ("llamacpp", "jit", "fake")
+
+
+def factory(name: str) -> EngineFactory:
+    """The engine called `name`, imported now. Raises `EngineLoadError` when its library is missing or does not fit."""
+    if name == "llamacpp":
+        from edgellama.engine import llamacpp
+
+        return llamacpp.load
+    if name == "fake":
+        from edgellama.engine import fake
+
+        return fake.load
+    if name == "jit":
+        raise UnsupportedError("the JIT engine is not part of this version", "use the engine llamacpp")
+    raise UsageError(f"unknown engine {name!r}", f"engines are {', '.join(ENGINES)}")
