@@ -18,6 +18,7 @@
     │   └── AbortedError        6   a decode was told to stop (never shown to a user)
     ├── NetworkError            1   the network answered with a failure
     │   └── OfflineError        7   the network is needed and not allowed
+    ├── BusyError               1   the queue is full
     ├── LicenceError            8   licence not accepted
     ├── IncompleteError         9   answer cut inside a schema
     └── TemplateError           1   the chat template cannot render this conversation
@@ -137,6 +138,10 @@ class OfflineError(NetworkError):
     """The network is needed, but offline mode is on."""
 
     exit_code = 7
+
+
+class BusyError(EdgellamaError):
+    """The runtime's queue is full; later there is room again."""
 
 
 class LicenceError(EdgellamaError):

@@ -39,6 +39,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
 
     tokens: tuple[int, ...]
     """Empty: the worker tokenizes its built-in probe text."""
+    one_by_one: int = 4
+    """How many of the last tokens are decoded one at a time, so that the kernels of single steps are tried as well."""
 
 
 class Tokenize(msgspec.Struct, frozen=True, kw_only=True, tag="tokenize"):
@@ -55,6 +57,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     request_id: str
     prompt: tuple[int, ...]
     resume: tuple[int, ...] = ()
+    state: bytes = b""
+    """`Step.state` of the last resumed token."""
     sampling: SamplingOptions
     max_tokens: int
     """Of the whole answer, `resume` included."""
