@@ -1,4 +1,4 @@
-"""The user's settings: one documented dataclass, filled from built-in values, `config.toml`, the environment and options.
+"""The user's settings: one documented dataclass, filled from built-in values, `config.toml`, environment and options.
 
 A later layer wins. `Settings.sources` says which layer gave each value, which is what `edgellama config show` prints.
 """

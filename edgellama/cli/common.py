@@ -47,7 +47,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 def later_option(*names: str, allow: tuple[str, ...] = (), **attributes: Any) -> Decorator:
-    """An option of the contract that this version does not have: parsed, and refused aloud unless its value is in `allow`."""
+    """An option this version does not have yet: parsed, and refused aloud unless its value is in `allow`."""
 
     def refuse(_context: click.Context, _parameter: click.Parameter, value: Any) -> None:
         if value in (None, False, ()) or value in allow:
@@ -113,7 +113,7 @@ class Output:
 
 
 class ProgressLine:
-    """Progress of one wait on stderr: a bar on a terminal, a line every few seconds elsewhere, nothing when it was short."""
+    """Progress of one wait on stderr: a bar on a terminal, a line now and then elsewhere, nothing when it was short."""
 
     def __init__(self, description: str, *, unit: str = "", silent: bool = False) -> None:
         self.description = description

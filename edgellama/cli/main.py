@@ -1,4 +1,4 @@
-"""The `edgellama` command: finds the file of the command asked for, runs it, and turns what went wrong into an exit code.
+"""The `edgellama` command: finds the file of the command asked for and turns what goes wrong into an exit code.
 
 A command is one file here whose `command` is a click command; it is imported only when called, so `--help` stays light.
 """
@@ -73,10 +73,10 @@ def _looks_like_model(word: str) -> bool:
 class LazyGroup(click.Group):
     """Commands by name, imported when called."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
@@ -108,7 +108,7 @@ class LazyGroup(click.Group):
             raise UsageError(f"there is no command `{name}`", hint)
         return name, self.get_command(ctx, name), args[1:]
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the list from the table, without importing a command."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
@@ -128,8 +128,10 @@ def edgellama() -> None:
     """An offline LLM runtime for the machine you already have.
 
     Without a command it opens a chat with the default model. Results go to standard output, everything else to
-    standard error. Exit codes: 0 done, 1 failed for a reason told, 2 wrong usage, 3 not found, 4 invalid file, 5 does not
-    fit, 6 engine failed, 7 offline, 8 licence not accepted, 9 answer incomplete, 130 interrupted.
+    standard error.
+
+    Exit codes: 0 done, 1 failed for a reason told, 2 wrong usage, 3 not found, 4 invalid file, 5 does not fit,
+    6 engine failed, 7 offline, 8 licence not accepted, 9 answer incomplete, 130 interrupted.
     """
 
 

@@ -27,9 +27,9 @@ _CLOSED = {errno.EPIPE, errno.ESHUTDOWN} | ({errno.EINVAL} if sys.platform == "w
 def prepare_streams() -> None:
     """Make all three standard streams exist and hold UTF-8.
 
-    A stream the caller closed becomes the null device, before a pipe or a socket can take its number. Redirected streams
-    are UTF-8 on every platform (Windows would take the ANSI code page); a terminal keeps its encoding, and what that cannot
-    show is replaced instead of raising. File names that are not UTF-8 go out as the bytes they are.
+    A stream the caller closed becomes the null device, before a pipe or a socket can take its number. Redirected
+    streams are UTF-8 on every platform (Windows would take the ANSI code page); a terminal keeps its encoding, and what
+    that cannot show is replaced instead of raising. File names that are not UTF-8 go out as the bytes they are.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -101,8 +101,8 @@ def drop_output() -> None:
 class Boundary:
     """The one place where a failure becomes words on stderr and `exit_code`.
 
-    With `as_json` the words are one JSON object: `{"error": {"kind", "message", "advice", "exit_code"}}`; stdout holds only
-    results. A reader that closed stdout has what it wanted: exit code 0.
+    With `as_json` the words are one JSON object: `{"error": {"kind", "message", "advice", "exit_code"}}`; stdout holds
+    only results. A reader that closed stdout has what it wanted: exit code 0.
     """
 
     def __init__(self, *, as_json: bool = False, verbose: bool = False) -> None:

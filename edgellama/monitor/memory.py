@@ -19,7 +19,7 @@ _UNLIMITED = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """One ceiling on our memory: `limit_bytes` in all, `available_bytes` of it still free. `source` says who sets it."""
+    """One ceiling on our memory: `limit_bytes` in all, `available_bytes` of it still free; `source` sets it."""
 
     limit_bytes: int
     available_bytes: int
