@@ -20,18 +20,27 @@ from edgellama.errors import UnsupportedError
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from edgellama.settings import Settings
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 PROGRESS_AFTER_SECONDS = 1.0
 _PLAIN_PROGRESS_EVERY_SECONDS = 5.0
 
 
-def command(*, example: str, name: str | None = None) -> Callable[[Callable[..., Any]], click.Command]:
-    """Declare a command: adds `--json`, `--quiet`, `--verbose` and the example, and passes an `Output` first."""
+def command(
+    *, example: str, name: str | None = None, uses_settings: bool = True
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Declare a command: adds `--json`, `--quiet`, `--verbose` and the example, and passes an `Output` first.
+
+    `uses_settings` lets the folders and network settings hold before it starts; False where the settings may be broken.
+    """
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         @functools.wraps(function)
         def with_output(*, as_json: bool, quiet: bool, verbose: bool, **values: Any) -> Any:
+            if uses_settings:
+                export_settings()
             return function(Output(json=as_json, quiet=quiet, verbose=verbose), **values)
 
         option: Any = with_output
@@ -44,6 +53,20 @@ def command(*, example: str, name: str | None = None) -> Callable[[Callable[...,
 
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+def export_settings() -> Settings:
+    """Load the settings, and let those that other rooms read from the environment hold here and in children."""
+    from edgellama import settings
+
+    loaded = settings.load()
+    if loaded.models_dir is not None:
+        os.environ[settings.variable("models_dir")] = loaded.models_dir
+    if loaded.offline:
+        os.environ[settings.variable("offline")] = "1"
+    if loaded.hf_endpoint is not None:
+        os.environ["HF_ENDPOINT"] = loaded.hf_endpoint
+    return loaded
 
 
 def later_option(*names: str, allow: tuple[str, ...] = (), **attributes: Any) -> Decorator:
