@@ -93,12 +93,12 @@ ToWorker = Load | Probe | Tokenize | Generate | EmbedTexts | Cancel | Abort | Sh
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """Sent once, before anything is loaded."""
+    """Sent once, before `Load` is read."""
 
     protocol: int
     pid: int
     confinement: tuple[str, ...] = ()
-    """What holds: `no-new-privileges`, `no-network`, `landlock`, …"""
+    """What holds already; `Loaded.confinement` is the whole list, since it depends on what is loaded."""
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag="loading"):
@@ -119,10 +119,12 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
     bos_text: str = ""
     eos_text: str = ""
     adds_bos: bool = False
+    confinement: tuple[str, ...] = ()
+    """What held before the model file was opened: `no-new-privileges`, `no-network`, `landlock`, …"""
 
 
 class Probed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):
-    """Logits of the probe: float32 little-endian, row-major [positions, vocabulary]."""
+    """Logits of the probe's last positions (at most 16): float32 little-endian, row-major [positions, vocabulary]."""
 
     tokens: tuple[int, ...]
     logits: bytes
