@@ -267,7 +267,8 @@ def _check(header: Header, files: list[RawFile]) -> tuple[str, ...]:
     vocabulary.require(raw)
     token_types = raw.metadata.get("tokenizer.ggml.token_type_count")
     labels = header.array_length(f"{architecture}.classifier.output_labels") or 1
-    shapes.check_known(h, tensors, tokens, token_types if isinstance(token_types, int) else 0, labels)
+    counts = shapes.Counts(tokens, token_types if isinstance(token_types, int) else 0, labels)
+    shapes.check_known(h, tensors, counts)
     return ()
 
 

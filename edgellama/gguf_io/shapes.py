@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from typing import NamedTuple
 
 from edgellama.errors import GGUFError
 from edgellama.gguf_io.architectures import ARCHITECTURES, Architecture
@@ -40,19 +41,44 @@ class Tensors:
         return GGUFError(self.first.path, offset, f"tensor {name!r}", str(found), str(expected), _ADVICE)
 
 
-def check_known(h: Hyperparameters, tensors: Tensors, vocabulary: int, token_types: int, labels: int) -> None:
+class Expected(NamedTuple):
+    """A tensor an architecture has: `dims` is its shape in the table's words, `vector` asks for type F32."""
+
+    name: str
+    shape: tuple[int, ...]
+    dims: str
+    vector: bool
+    optional: bool
+
+
+class Counts(NamedTuple):
+    """Sizes that come from outside the architecture's keys."""
+
+    tokens: int
+    token_types: int = 0
+    labels: int = 1
+
+
+def expected_tensors(h: Hyperparameters, counts: Counts, present: Container[str]) -> Iterator[Expected]:
+    """Every tensor of a known architecture. `present` decides between fused and separate projections."""
+    spec = ARCHITECTURES[h.architecture]
+    sizes = _sizes(h, counts)
+    for layer in range(-1, h.trunk_layers):
+        prefix = "" if layer < 0 else f"blk.{layer}."
+        for name, dims, optional in _entries(spec.whole if layer < 0 else spec.layer, sizes, h, layer, present):
+            shape = tuple(sizes[dim] for dim in dims.split(","))
+            vector = len(shape) == 1 or name.endswith(".bias") or "norm" in name
+            yield Expected(prefix + name, shape, dims, vector and not name.endswith(_MATRIX_ROWS), optional)
+
+
+def check_known(h: Hyperparameters, tensors: Tensors, counts: Counts) -> None:
     """Check a model of a known architecture tensor by tensor."""
     spec = ARCHITECTURES[h.architecture]
     for name in ("context_length", "embedding_length", "block_count", "attention.head_count", *spec.keys):
         h.require(name)
     _check_numbers(h, spec)
-    sizes = _sizes(h, vocabulary, token_types, labels)
-    for name, dims, optional in _entries(spec.whole, sizes, h, 0, tensors):
-        _check_tensor(tensors, name, dims, sizes, optional)
-    for layer in range(h.trunk_layers):
-        prefix = f"blk.{layer}."
-        for name, dims, optional in _entries(spec.layer, sizes, h, layer, tensors):
-            _check_tensor(tensors, prefix + name, dims, sizes, optional)
+    for expected in expected_tensors(h, counts, tensors.by_name):
+        _check_tensor(tensors, expected)
 
 
 def check_unknown(h: Hyperparameters, tensors: Tensors, vocabulary: int) -> None:
@@ -115,7 +141,7 @@ def _check_mla(h: Hyperparameters) -> None:
         raise h.error(h.key("attention.key_length"), found, expected)
 
 
-def _sizes(h: Hyperparameters, vocabulary: int, token_types: int, labels: int) -> dict[str, int]:
+def _sizes(h: Hyperparameters, counts: Counts) -> dict[str, int]:
     key, value, rotated = h.key_length, h.value_length, h.rope_dimensions
     feed_forward = h.integer("feed_forward_length")
     used = max(h.integer("expert_used_count"), 1)
@@ -128,10 +154,10 @@ def _sizes(h: Hyperparameters, vocabulary: int, token_types: int, labels: int) -
     altup, altup_embd = 4, 256  # constants of Gemma 3n
     return {
         "embd": h.embedding,
-        "vocab": vocabulary,
+        "vocab": counts.tokens,
         "context": h.integer("context_length"),
-        "token_types": token_types,
-        "labels": labels,
+        "token_types": counts.token_types,
+        "labels": counts.labels,
         "head": key,
         "heads": h.heads,
         "heads_kv": h.heads_kv,
@@ -181,23 +207,23 @@ def _holds(condition: str, h: Hyperparameters, layer: int, vocabulary: int) -> b
 
 
 def _entries(
-    table: str, sizes: dict[str, int], h: Hyperparameters, layer: int, tensors: Tensors
+    table: str, sizes: dict[str, int], h: Hyperparameters, layer: int, present: Container[str]
 ) -> Iterator[tuple[str, str, bool]]:
     for entry in table.split():
         condition, _, rest = entry.rpartition("/")
         if condition and not _holds(condition, h, layer, sizes["vocab"]):
             continue
         if rest == "QKV":
-            yield from _attention_entries(f"blk.{layer}.", tensors)
+            yield from _attention_entries(f"blk.{layer}.", present)
         elif rest == "EXPS":
-            yield from _expert_entries(f"blk.{layer}.", tensors)
+            yield from _expert_entries(f"blk.{layer}.", present)
         else:
             name, _, dims = rest.partition(":")
             yield name.removesuffix("?"), dims, name.endswith("?")
 
 
-def _attention_entries(prefix: str, tensors: Tensors) -> Iterator[tuple[str, str, bool]]:
-    if f"{prefix}attn_qkv.weight" in tensors.by_name:
+def _attention_entries(prefix: str, present: Container[str]) -> Iterator[tuple[str, str, bool]]:
+    if f"{prefix}attn_qkv.weight" in present:
         yield "attn_qkv.weight", "embd,qkv", False
         yield "attn_qkv.bias", "qkv", True
     else:
@@ -207,29 +233,27 @@ def _attention_entries(prefix: str, tensors: Tensors) -> Iterator[tuple[str, str
         yield f"{name}.bias", "q" if name == "attn_q" else "kv", True
 
 
-def _expert_entries(prefix: str, tensors: Tensors) -> Iterator[tuple[str, str, bool]]:
-    if f"{prefix}ffn_gate_up_exps.weight" in tensors.by_name:
+def _expert_entries(prefix: str, present: Container[str]) -> Iterator[tuple[str, str, bool]]:
+    if f"{prefix}ffn_gate_up_exps.weight" in present:
         yield "ffn_gate_up_exps.weight", "embd,ff_exp_double,experts", False
     else:
         yield "ffn_gate_exps.weight", "embd,ff_exp,experts", False
         yield "ffn_up_exps.weight", "embd,ff_exp,experts", False
 
 
-def _check_tensor(tensors: Tensors, name: str, dims: str, sizes: dict[str, int], optional: bool) -> None:
-    expected = tuple(sizes[dim] for dim in dims.split(","))
+def _check_tensor(tensors: Tensors, expected: Expected) -> None:
+    name = expected.name
     found = tensors.by_name.get(name)
     if found is None:
-        if optional:
+        if expected.optional:
             return
-        raise tensors.error(name, "no such tensor", f"shape {expected}")
+        raise tensors.error(name, "no such tensor", f"shape {expected.shape}")
     tensor = found[0]
-    if _padded(tensor.shape) != _padded(expected):
-        raise tensors.error(name, f"shape {tensor.shape}", f"{expected} ({dims})")
-    vector = len(expected) == 1 or name.endswith(".bias") or "norm" in name
-    if vector and not name.endswith(_MATRIX_ROWS):
-        if tensor.type is not GGMLType.F32:
-            raise tensors.error(name, f"type {tensor.type.name}", "F32")
-    elif tensor.type in NO_WEIGHTS:
+    if _padded(tensor.shape) != _padded(expected.shape):
+        raise tensors.error(name, f"shape {tensor.shape}", f"{expected.shape} ({expected.dims})")
+    if expected.vector and tensor.type is not GGMLType.F32:
+        raise tensors.error(name, f"type {tensor.type.name}", "F32")
+    if tensor.type in NO_WEIGHTS:
         raise tensors.error(name, f"type {tensor.type.name}", "a weight type such as F16 or Q4_K")
 
 

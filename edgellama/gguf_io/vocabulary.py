@@ -27,14 +27,8 @@ _PRE_ADDS_BEGIN = frozenset(
 )
 
 _ANSWER_IDS = ("bos", "eos", "eot", "eom")
-_OTHER_IDS = ("unknown", "seperator", "padding", "mask", "cls", "prefix", "suffix", "middle") + (
-    "fim_pre",
-    "fim_suf",
-    "fim_mid",
-    "fim_pad",
-    "fim_rep",
-    "fim_sep",
-)
+_OTHER_IDS = ("unknown", "seperator", "padding", "mask", "cls", "prefix", "suffix", "middle")
+_FILL_IDS = ("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")
 _NO_ID = 0xFFFFFFFF
 
 _FLAGS = (
@@ -176,7 +170,7 @@ def _spells_byte(token: bytes) -> bool:
 
 
 def _check_ids(raw: RawFile, tokens: int) -> None:
-    for name in _ANSWER_IDS + _OTHER_IDS:
+    for name in _ANSWER_IDS + _OTHER_IDS + _FILL_IDS:
         key = f"tokenizer.ggml.{name}_token_id"
         if key not in raw.metadata:
             continue
