@@ -66,6 +66,7 @@ KEY_RULES: dict[str, _Rule] = {
     "attention.q_lora_rank": _COUNT,
     "attention.kv_lora_rank": _COUNT,
     "attention.sliding_window": _Rule(_INT, 0, 2**31 - 1),
+    "attention.sliding_window_pattern": _LAYER_COUNT,
     "attention.layer_norm_epsilon": _EPSILON,
     "attention.layer_norm_rms_epsilon": _EPSILON,
     "attention.causal": _FLAG,

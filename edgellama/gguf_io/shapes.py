@@ -115,6 +115,21 @@ def _check_numbers(h: Hyperparameters, spec: Architecture) -> None:
         found = f"{h.heads} heads of {h.key_length}"
         raise h.error(h.key("attention.head_count"), found, f"heads that make up {h.embedding}, the embedding length")
     _check_rope(h, spec.rope)
+    if h.architecture == "gemma-embedding":
+        _check_both_windows(h)
+
+
+def _check_both_windows(h: Hyperparameters) -> None:
+    """llama.cpp aborts when its graph leaves one of the two attention masks unused."""
+    pattern = h.value("attention.sliding_window_pattern")
+    if isinstance(pattern, tuple):
+        windowed = [bool(item) for item in pattern[: h.layers]]
+    else:
+        period = pattern if isinstance(pattern, int) else 6
+        windowed = [period == 0 or layer % period < period - 1 for layer in range(h.trunk_layers)]
+    if len(set(windowed)) < 2:
+        found = "all layers windowed" if windowed[0] else "no layer windowed"
+        raise h.error(h.key("attention.sliding_window_pattern"), found, "layers with and without a window")
 
 
 def _check_rope(h: Hyperparameters, rope: str) -> None:

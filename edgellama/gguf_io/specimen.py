@@ -14,7 +14,7 @@ from edgellama.gguf_io.architectures import ARCHITECTURES
 from edgellama.gguf_io.hyperparameters import Hyperparameters
 from edgellama.gguf_io.parse import Options, RawFile, parse
 from edgellama.gguf_io.shapes import Counts, expected_tensors
-from edgellama.gguf_io.types import GGMLType, ValueType
+from edgellama.gguf_io.types import BLOCKS, GGMLType, ValueType
 from edgellama.gguf_io.writer import TensorSpec, Typed, writing
 
 _EXPERT_LAYERS = ("qwen2moe", "qwen3moe", "olmoe", "deepseek2", "gpt-oss")
@@ -72,6 +72,8 @@ def metadata(architecture: str, *, layers: int = 2, width: int = 64) -> dict[str
         "logit_scale": 0.5,
         "attention.sliding_window": 16,
     }
+    if architecture == "gemma-embedding":
+        keys["attention.sliding_window_pattern"] = 2
     for name in spec.keys:
         if "epsilon" in name:
             keys[name] = 1e-5
@@ -108,8 +110,9 @@ def build(
     target = Path(path)
     with writing(target, values):
         pass
+    block = BLOCKS[tensor_type][0]
     specs = [
-        TensorSpec(item.name, item.shape, GGMLType.F32 if item.vector else tensor_type)
+        TensorSpec(item.name, item.shape, GGMLType.F32 if item.vector or item.shape[0] % block else tensor_type)
         for item in expected_tensors(*_plan(parse(os.fspath(target), Options())), frozenset())
         if not item.optional
     ]
