@@ -278,9 +278,9 @@ class Tolerance:
 
 # Measured on SmolLM2-135M Q4_1 at 147 positions against F32 cache, no flash attention, one thread. Other threads, batch
 # shapes and repacking: mean up to 0.002, largest 0.013. F16, BF16 and Q8_0 caches, with or without flash attention:
-# 0.008 and 0.051; Q5_1: 0.025 and 0.14; Q4_0 and Q4_1: 0.12 and 1.3. Faults: one matrix row of every layer zero: 0.20 and
-# 0.94; one head of every layer: 0.69 and 3.9; normal noise of 0.5 on logits: 0.09 and 0.46. A single head of a single
-# layer (0.006 to 0.26) can hide behind the rounding of an F16 cache.
+# 0.008 and 0.051; Q5_1: 0.025 and 0.14; Q4_0 and Q4_1: 0.12 and 1.3. Faults: one matrix row of every layer zero: 0.20
+# and 0.94; one head of every layer: 0.69 and 3.9; normal noise of 0.5 on logits: 0.09 and 0.46. A single head of a
+# single layer (0.006 to 0.26) can hide behind the rounding of an F16 cache.
 _TOLERANCES = {
     "f32": Tolerance(0.03, 0.3),
     "f16": Tolerance(0.03, 0.3),
