@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -29,16 +30,17 @@ _PLAIN_PROGRESS_EVERY_SECONDS = 5.0
 
 
 def command(
-    *, example: str, name: str | None = None, uses_settings: bool = True
+    *, example: str, name: str | None = None, uses_settings: bool = True, json: bool = True
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Declare a command: adds `--json`, `--quiet`, `--verbose` and the example, and passes an `Output` first.
 
     `uses_settings` lets the folders and network settings hold before it starts; False where the settings may be broken.
+    `json` False is for what has no result to print.
     """
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         @functools.wraps(function)
-        def with_output(*, as_json: bool, quiet: bool, verbose: bool, **values: Any) -> Any:
+        def with_output(*, as_json: bool = False, quiet: bool, verbose: bool, **values: Any) -> Any:
             if uses_settings:
                 export_settings()
             return function(Output(json=as_json, quiet=quiet, verbose=verbose), **values)
@@ -46,7 +48,8 @@ def command(
         option: Any = with_output
         option = click.option("-v", "--verbose", is_flag=True, help="Say more on standard error.")(option)
         option = click.option("-q", "--quiet", is_flag=True, help="Only results, warnings and errors.")(option)
-        option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(option)
+        if json:
+            option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(option)
         return click.command(name, epilog=f"\b\nExample: {example}", context_settings=_CONTEXT)(option)
 
     return decorate
@@ -114,16 +117,25 @@ class Output:
 
     def warn(self, text: str) -> None:
         """Tell something that must not go unseen."""
-        self._say(text if self.json else f"warning: {text}")
+        self._say(f"warning: {text}")
 
     def detail(self, text: str) -> None:
         """Tell something only `--verbose` wants."""
         if self.verbose:
             self._say(text)
 
-    def progress(self, description: str, unit: str = "") -> ProgressLine:
-        """Progress of a wait, shown once it lasted over a second. `unit` is "bytes" for transfers."""
-        return ProgressLine(description, unit=unit, silent=self.quiet)
+    def aside(self, text: str) -> None:
+        """Write a piece to stderr as it is, dimmed on a terminal: what belongs beside the result, such as thinking."""
+        shown = printable(text)
+        if has_colour(sys.stderr):
+            shown = "\n".join(f"\x1b[2m{line}\x1b[22m" if line else "" for line in shown.split("\n"))
+        with contextlib.suppress(OSError):
+            sys.stderr.write(shown)
+            sys.stderr.flush()
+
+    def progress(self, description: str, unit: str = "", *, plain: bool = False) -> ProgressLine:
+        """Progress of a wait, shown once it lasted over a second. `unit` "bytes": a transfer, `plain`: no drawing."""
+        return ProgressLine(description, unit=unit, plain=plain, silent=self.quiet)
 
     @staticmethod
     def _say(text: str) -> None:
@@ -138,8 +150,9 @@ class Output:
 class ProgressLine:
     """Progress of one wait on stderr: a bar on a terminal, a line now and then elsewhere, nothing when it was short."""
 
-    def __init__(self, description: str, *, unit: str = "", silent: bool = False) -> None:
+    def __init__(self, description: str, *, unit: str = "", plain: bool = False, silent: bool = False) -> None:
         self.description = description
+        self._plain = plain or os.environ.get("TERM") == "dumb"
         self._unit = unit
         self._silent = silent
         self._started = self._last_line = time.monotonic()
@@ -161,7 +174,7 @@ class ProgressLine:
         now = time.monotonic()
         if self._silent or (self._bar is None and now - self._started < PROGRESS_AFTER_SECONDS):
             return
-        if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        if sys.stderr.isatty() and not self._plain:
             self._update_bar(done, total)
         elif now - self._last_line >= _PLAIN_PROGRESS_EVERY_SECONDS:
             self._last_line = now

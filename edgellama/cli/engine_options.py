@@ -61,11 +61,11 @@ def engine_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the contract's engine options; the function gets them as `engine: EngineChoice`."""
 
     @functools.wraps(function)
-    def collected(**values: Any) -> Any:
+    def collected(out: Any, **values: Any) -> Any:
         own = {name: values.pop(name) for name in EngineChoice.__dataclass_fields__ if name in values}
         own["loras"] = pair_loras(values.pop("lora"), values.pop("lora_scale"))
         values.pop("no_history")  # nothing is kept yet, so there is nothing to leave out
-        return function(engine=EngineChoice(**own), **values)
+        return function(out, engine=EngineChoice(**own), **values)
 
     decorated: Any = collected
     for add in reversed(_ENGINE_OPTIONS):
@@ -217,9 +217,9 @@ def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the sampling options; the function gets the given ones as `sampling: dict`, for `to_sampling`."""
 
     @functools.wraps(function)
-    def collected(**values: Any) -> Any:
+    def collected(out: Any, **values: Any) -> Any:
         given = {name: values.pop(name) for name in _SAMPLING_NAMES}
-        return function(sampling={name: value for name, value in given.items() if value is not None}, **values)
+        return function(out, sampling={n: v for n, v in given.items() if v is not None}, **values)
 
     decorated: Any = collected
     for add in reversed(_SAMPLING_OPTIONS):
