@@ -53,7 +53,7 @@ def check_space(folder: Path, need_bytes: int, what: str) -> None:
     if need_bytes + _SPARE_BYTES > free:
         raise DiskFullError(
             f"{what} needs {need_bytes:,} more bytes in {folder}, {free:,} are free",
-            "free some space, or set EDGELLAMA_MODELS_DIR to a folder on a larger disk; what was fetched so far is kept",
+            "free some space, or set EDGELLAMA_MODELS_DIR to a folder on a larger disk; what was fetched is kept",
         )
 
 
@@ -220,14 +220,15 @@ class _Download:
             raise InvalidFileError(
                 f"{wanted.what}: the file at {self.address} is empty", "use another source or mirror"
             )
+        offers = f"{wanted.what}: {self.address} offers"
         if wanted.size_bytes and state.total_bytes is not None and state.total_bytes != wanted.size_bytes:
             raise InvalidFileError(
-                f"{wanted.what}: {self.address} offers {state.total_bytes:,} bytes, the catalogue says {wanted.size_bytes:,}",
+                f"{offers} {state.total_bytes:,} bytes, {wanted.size_bytes:,} are expected",
                 "the publisher has replaced the file, or this is another one: use a newer edgellama, or give a source",
             )
         if wanted.sha256 and state.announced_sha256 not in ("", wanted.sha256):
             raise InvalidFileError(
-                f"{wanted.what}: {self.address} offers SHA-256 {state.announced_sha256}, the catalogue says {wanted.sha256}",
+                f"{offers} SHA-256 {state.announced_sha256}, {wanted.sha256} is expected",
                 "the publisher has replaced the file: use a newer edgellama, or give the source by hand",
             )
 

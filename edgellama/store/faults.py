@@ -40,8 +40,6 @@ class TransferFault(Exception):  # noqa: N818 - internal: carries the error that
 
 def from_exception(error: Exception, url: str, what: str, proxy: str = "") -> TransferFault:
     """The fault behind an exception of httpx or of the operating system."""
-    import httpx
-
     host = urllib.parse.urlsplit(url).hostname or "the server"
     if proxy:
         host += f" (through the proxy {without_secrets(proxy)})"
@@ -50,6 +48,12 @@ def from_exception(error: Exception, url: str, what: str, proxy: str = "") -> Tr
             return _tls_fault(cause, host, what)
         if isinstance(cause, socket.gaierror):
             return _dns_fault(cause, host, what)
+    return _http_fault(error, url, host, what)
+
+
+def _http_fault(error: Exception, url: str, host: str, what: str) -> TransferFault:
+    import httpx
+
     if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol):
         return TransferFault(
             NetworkError(f"{what}: {without_secrets(url)} is not an address that can be fetched ({error})")
@@ -153,7 +157,7 @@ def _access_advice(status: int, host: str, url: str, token_sent: bool) -> str:
             return f"HF_TOKEN is wrong or has expired: make a new one at {_TOKENS}"
         return f"the model is gated or private: accept its terms at {page}, then set HF_TOKEN ({_TOKENS})"
     if token_sent:
-        return f"accept the model's terms at {page} with the account of HF_TOKEN; its token needs read access to gated models"
+        return f"accept the model's terms at {page} with HF_TOKEN's account; the token must be allowed to read gated models"
     return f"accept the model's terms at {page}, then set HF_TOKEN ({_TOKENS})"
 
 

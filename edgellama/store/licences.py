@@ -80,7 +80,7 @@ _ALL = (
         attribution="Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms",
         points=(
             "its use follows the prohibited use policy and the law",
-            "whoever passes the model or a derivative on passes these terms on, marks changed files and adds the notice",
+            "whoever passes it or a derivative on passes on these terms, marks changed files and adds the notice",
         ),
     ),
     Terms(
@@ -121,7 +121,7 @@ def guess(source: str) -> Terms | None:
 
 
 class Acceptance(msgspec.Struct, kw_only=True):
-    """Who accepted what: `at` is UTC in ISO form, `by` says how ("prompt", "--accept-licence", "environment", "file")."""
+    """Who accepted what. `at` is UTC in ISO form; `by` is "prompt", "--accept-licence", "environment" or "file"."""
 
     licence: str
     version: str
