@@ -150,7 +150,7 @@ def test_the_whole_default_chain(llama: Any, kind: str) -> None:
 
     whole = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
     biases = (llama.llama_logit_bias * 3)()
-    for place, (token, bias) in zip(biases, bias.items(), strict=True):
+    for place, (token, bias) in zip(biases, wanted.items(), strict=True):
         place.token, place.bias = token, bias
     for stage in (
         llama.llama_sampler_init_logit_bias(49_152, 3, biases),
