@@ -1,0 +1,1 @@
+"""Block layouts, quantize and dequantize kernels: one file per codec family."""
