@@ -33,6 +33,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Most tokens one `decode` call takes."""
     micro_batch_tokens: int = 512
     """Most tokens computed at once inside it; changes rounding."""
+    logits_rows: int = 0
+    """Most rows of logits computed at once (memory: rows x vocabulary x 4 bytes); 0 lets the engine choose.
+    A batch that wants more is computed in parts."""
     threads: int = 0
     """Threads for one-token steps; 0 lets the engine choose."""
     prefill_threads: int = 0
@@ -164,15 +167,24 @@ class Engine(Protocol):
     def decode(self, batch: Batch) -> NDArray[np.float32]:
         """Compute a batch and return its logits, float32[n_wanted, n_vocab].
 
-        The view is zero-copy and valid until the next call. Raises `ContextOverflowError` when no cell is free (nothing
-        was computed), `AbortedError` after `abort`, `EngineError` otherwise.
+        The view is zero-copy and valid until the next call. Positions of a sequence go on where it ends. Raises
+        `ContextOverflowError` when no cell is free or a sequence would outgrow its context, `AbortedError` after
+        `abort`, `EngineError` otherwise. After an error the sequences are as before the call, except that a model which
+        cannot `remove_range` forgets those of the batch.
         """
 
     def embed(self, batch: Batch) -> NDArray[np.float32]:
-        """Pooled embeddings of the batch's sequences in ascending id order, float32[n_seq, n_embd]."""
+        """Pooled embeddings of the batch's sequences in ascending id order, float32[n_seq, n_embd], not normalized.
+
+        Pooling `rank` gives scores instead, float32[n_seq, n_classes]. The sequences must be empty, and are afterwards.
+        Raises `UnsupportedError` unless loaded with `embeddings`.
+        """
 
     def copy_sequence(self, source: int, target: int, start: int = 0, stop: int = -1) -> None:
-        """Let `target` share positions [start, stop) of `source`; -1 means to the end."""
+        """Let `target` share positions [start, stop) of `source`; -1 means to the end.
+
+        `target` must hold none of them. With separate caches (`unified_kv` off) a copy is whole and replaces `target`.
+        """
 
     def remove_sequence(self, sequence: int, start: int = 0, stop: int = -1) -> bool:
         """Forget positions [start, stop); False where the model cannot and nothing changed."""
