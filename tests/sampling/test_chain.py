@@ -139,9 +139,8 @@ def test_penalties(llama: Any, last_n: int, repeat: float, frequency: float, pre
 def test_the_whole_default_chain(llama: Any, kind: str) -> None:
     logits = _logits(kind, 49_152)
     recent = np.random.default_rng(1).integers(0, 49_152, 90).tolist()
-    options = SamplingOptions(
-        repeat_penalty=1.2, frequency_penalty=0.1, logit_bias={3: 4.0, 17: -math.inf, 40_000: 1.5}
-    )
+    wanted = {3: 4.0, 17: -math.inf, 40_000: 1.5}
+    options = SamplingOptions(repeat_penalty=1.2, frequency_penalty=0.1, logit_bias=wanted)
     sampler = Sampler(options, 49_152, seed=1)
     sampler.observe(recent[:50])
     for token in recent[50:]:
