@@ -145,6 +145,10 @@ class Tokenizer(Protocol):
         """Id of the token that begins a text, -1 if none."""
 
     @property
+    def eos(self) -> int:
+        """Id of the token that ends an answer by the file's own word, -1 if none; chat templates name its text."""
+
+    @property
     def adds_bos(self) -> bool:
         """Whether the model wants `bos` in front of a prompt."""
 
