@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from edgellama.errors import InvalidFileError
+from edgellama.store.names import match
 
 _PACKAGED = Path(__file__).parent / "catalogue"
 _CHECKOUT = Path(__file__).parents[2] / "models"
@@ -97,6 +98,13 @@ def by_file(file_name: str, sha256: str = "") -> Entry | None:
             return entry
     same = (entry for entry in load().values() if entry.file.lower() == file_name.lower() and not entry.sha256)
     return next(same, None)
+
+
+def find(name: str) -> Entry | None:
+    """The entry of a name or alias, without regard to case where that is clear."""
+    known = names()
+    key = match(name, known)
+    return load()[known[key]] if key is not None else None
 
 
 def names() -> dict[str, str]:

@@ -157,7 +157,7 @@ def _access_advice(status: int, host: str, url: str, token_sent: bool) -> str:
             return f"HF_TOKEN is wrong or has expired: make a new one at {_TOKENS}"
         return f"the model is gated or private: accept its terms at {page}, then set HF_TOKEN ({_TOKENS})"
     if token_sent:
-        return f"accept the model's terms at {page} with HF_TOKEN's account; the token must be allowed to read gated models"
+        return f"accept the terms at {page} with HF_TOKEN's account; the token must be allowed to read gated models"
     return f"accept the model's terms at {page}, then set HF_TOKEN ({_TOKENS})"
 
 

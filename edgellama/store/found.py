@@ -19,6 +19,9 @@ from edgellama.store.names import is_later_split, printable
 
 Program = Literal["ollama", "lmstudio", "huggingface", "llama.cpp"]
 
+PREFIXES = ("ollama/", "lmstudio/", "huggingface/", "llama.cpp/")
+"""How names of other programs' models begin."""
+
 _MAX_MANIFEST_BYTES = 1 << 20
 _MAX_FILES = 20_000
 _MAX_DEPTH = 6

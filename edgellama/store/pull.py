@@ -207,7 +207,7 @@ class Puller:
         return FileRecord(path=name, size_bytes=size, sha256=digest)
 
     def _validate(self, path: Path, *, vouched: bool) -> str:
-        """Check that the file is a sound model; returns the licence it names. A bad one is removed unless `vouched` for."""
+        """Check that the file is a sound model; returns its licence. A bad one is removed unless `vouched` for."""
         from edgellama import gguf_io
 
         try:

@@ -65,21 +65,34 @@ class Store:
         """
         if sources_.is_source(model):
             return self._resolve_source(model, offline, progress, accept_licence)
-        path = Path(model).expanduser()
-        if _is_path(model, path):
-            return self._resolve_path(path)
+        if self.is_path(model):
+            return self._resolve_path(Path(model).expanduser())
         local = self.find(model)
         if local is not None:
             return local
-        entry = _entry(model)
+        entry = catalogue.find(model)
         if entry is not None:
             return self.pull(entry.name, offline=offline, progress=progress, accept_licence=accept_licence)
         raise self._unknown(model)
 
+    @staticmethod
+    def is_path(model: str) -> bool:
+        """Whether `model` is meant as a path: it looks like one, or is one. `ollama/NAME:TAG` and its kin are names."""
+        if sources_.is_source(model):
+            return False
+        if model.lower().endswith(".gguf") and not model.startswith(found.PREFIXES):
+            return True
+        if model.startswith((".", "/", "~")) or (os.sep != "/" and os.sep in model):
+            return True
+        try:
+            return Path(model).exists()
+        except (OSError, ValueError):
+            return False
+
     def find(self, name: str) -> StoredModel | None:
         """A model that is here, by name; never fetches."""
         known, _ = self.models()
-        entry = _entry(name)
+        entry = catalogue.find(name)
         key = _key(name, known, entry)
         if key is not None:
             return self._from_stored(known[key])
@@ -100,7 +113,7 @@ class Store:
         """Fetch a model of the catalogue (by name) or of a source; one that is here already is left alone."""
         from edgellama.store.pull import Puller
 
-        entry = None if sources_.is_source(model) else _entry(model)
+        entry = None if sources_.is_source(model) else catalogue.find(model)
         source = sources_.parse(model) if sources_.is_source(model) else None
         if source is not None:
             entry = catalogue.by_source(str(source))
@@ -118,7 +131,7 @@ class Store:
         from edgellama.store.locking import locked
 
         known, _ = self.models()
-        key = _key(name, known, _entry(name))
+        key = _key(name, known, catalogue.find(name))
         if key is None:
             other = self._find_foreign(name)
             if other is not None:
@@ -201,12 +214,6 @@ class Store:
         )
 
 
-def _entry(name: str) -> Entry | None:
-    names = catalogue.names()
-    key = match(name, names)
-    return catalogue.load()[names[key]] if key is not None else None
-
-
 def _key(name: str, known: dict[str, Stored], entry: Entry | None) -> str | None:
     """The stored model of that name, else one that is the catalogue's model under another name."""
     key = match(name, known) or (entry.name if entry is not None and entry.name in known else None)
@@ -219,20 +226,6 @@ def _given(source: sources_.Source | None) -> sources_.Source:
     if source is None:
         raise UsageError("no source given")
     return source
-
-
-def _is_path(text: str, path: Path) -> bool:
-    """A path is what looks like one, or is one; `ollama/NAME:TAG` and its kin are names."""
-    if text.lower().endswith(".gguf") and not text.startswith(
-        tuple(f"{p}/" for p in ("ollama", "lmstudio", "huggingface", "llama.cpp"))
-    ):
-        return True
-    if text.startswith((".", "/", "~")) or (os.sep != "/" and os.sep in text):
-        return True
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
 
 
 def _models_in(folder: Path) -> list[str]:
