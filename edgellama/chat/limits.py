@@ -19,7 +19,6 @@ from edgellama.errors import TemplateError
 SCALARS = frozenset({str, int, float, bool, NoneType})
 ADVICE = "use another chat template, or a model from a source you trust"
 MAX_INT_BITS = 64
-_VIEWS = (KeysView, ValuesView, ItemsView)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +198,7 @@ def children(value: Any) -> list[Any] | tuple[Any, ...]:
         return value
     if isinstance(value, dict):
         return [*value.keys(), *value.values()]
-    if isinstance(value, set | frozenset | _VIEWS):
+    if isinstance(value, set | frozenset | KeysView | ValuesView | ItemsView):
         return list(value)
     if isinstance(value, Namespace):
         attributes: dict[str, Any] = value._Namespace__attrs

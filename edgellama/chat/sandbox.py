@@ -228,6 +228,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         try:
             if isinstance(obj, MethodType | BuiltinMethodType):
                 if isinstance(obj.__self__, str):
+                    for internal in ("_loop_vars", "_block_vars"):  # Jinja's own, which `context.call` would take out
+                        kwargs.pop(internal, None)
                     return guards.call_text_method(budget, obj, args, kwargs)
                 for value in args:
                     budget.check(value)
@@ -288,9 +290,8 @@ def parse(source: str, limits: Limits) -> nodes.Template:
     return tree
 
 
-def compile_template(source: str, limits: Limits) -> CodeType:
-    """Hardened code of a template; raises `TemplateError`."""
-    tree = parse(source, limits)
+def compile_tree(tree: nodes.Template, limits: Limits) -> CodeType:
+    """Hardened code of a parsed template (which is used up); raises `TemplateError`."""
     try:
         return TemplateEnvironment(Budget(limits)).compile(harden(tree), filename="<chat template>")
     except FAULTS as error:
