@@ -65,7 +65,7 @@ def jobs(backend: str, processors: int, memory_bytes: int) -> int:
 
 
 def _memory_bytes() -> int:
-    if not hasattr(os, "sysconf"):
+    if sys.platform == "win32":
         return 0
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -74,7 +74,9 @@ def _memory_bytes() -> int:
 
 
 def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class Native:
@@ -86,6 +88,8 @@ class Native:
         self._probe = probe
         self.requirement = requirement
         self.version = requirement.partition("==")[2]
+        self.avoid_wheel = False
+        """Compile from source even where a built wheel is at hand."""
 
     def bring(self, build: Build, *, rebuild: bool) -> Loaded:
         """Install or build it, unless the one here is right. Returns what the library says about itself."""
@@ -95,8 +99,9 @@ class Native:
         root = self._toolkit(build)
         arguments = self._arguments(build, root)
         say(f"building llama.cpp for: {build.backend}    CMAKE_ARGS: {' '.join(arguments) or '(none)'}")
-        self._need_compiler(rebuild=rebuild or bool(arguments))
-        self._install(build, arguments, replace=bool(loaded.version or loaded.crash) or rebuild, fresh=rebuild)
+        fresh = rebuild or self.avoid_wheel
+        self._need_compiler(must_build=fresh or bool(arguments))
+        self._install(build, arguments, replace=bool(loaded.version or loaded.crash) or rebuild, fresh=fresh)
         loaded = look(self._pip.python, self._runner)
         if loaded.crash and not rebuild and self._can_build():
             say(f"the library that pip had does not run here ({loaded.crash}); building it anew")
@@ -131,9 +136,9 @@ class Native:
     def _can_build(self) -> bool:
         return compilers.find(self._probe) is not None
 
-    def _need_compiler(self, *, rebuild: bool) -> None:
+    def _need_compiler(self, *, must_build: bool) -> None:
         """Stop before a download of 77 MB when no compiler is here and no built wheel either."""
-        if self._can_build() or (not rebuild and self._pip.has_wheel("llama_cpp_python", self.version)):
+        if self._can_build() or (not must_build and self._pip.has_wheel("llama_cpp_python", self.version)):
             return
         raise SetupError(
             "llama.cpp is compiled for this machine, and there is no C++ compiler",
@@ -157,7 +162,7 @@ class Native:
             options += ["--cache-dir", str(self._cache(build, environ["CMAKE_ARGS"]))]
         if fresh:
             options += ["--no-cache-dir", "--no-binary", "llama-cpp-python"]
-        status, output = self._pip.try_install("compiling llama.cpp", [*options, self.requirement], environ)
+        status, output = self._pip.try_install("installing llama.cpp", [*options, self.requirement], environ)
         if status != 0:
             error = faults.explain("building llama.cpp", output, str(self._runner.log), tail(output), shutil.which)
             error.advice += without_native()

@@ -106,7 +106,7 @@ class Setup:
         self._refuse_offline()
         if self.wheelhouse:
             self.wheelhouse.check(quiet=options.quiet)
-        stamp.remove(str(self.folder))
+        stamp.write(str(self.folder), old, complete=False)
         say(f"setting up edgellama in {self.folder} (log: {runner.log.name})")
         venv.make(self.folder, runner)
         packages = ",".join(sorted(self.extras - {NATIVE_EXTRA}))
@@ -120,7 +120,7 @@ class Setup:
         stamp.write(str(self.folder), fields)
 
     def _refuse_offline(self) -> None:
-        if self.wheelhouse or not (self.options.offline or os.environ.get("EDGELLAMA_OFFLINE") == "1"):
+        if self.wheelhouse or not (self.options.offline or _is_set("EDGELLAMA_OFFLINE")):
             return
         raise SetupError(
             "the environment is not complete and offline mode is on",
@@ -139,15 +139,15 @@ class Setup:
                 f"llama.cpp cannot be built for {asked} here",
                 ["Install what is missing and run the same command again, or use --backend auto."],
             )
-        rebuild = self.options.rebuild or self._carried_wheel_is_foreign()
-        build, loaded = self._bring(native, decision.build, asked, rebuild=rebuild)
+        native.avoid_wheel = self._carried_wheel_is_foreign()
+        build, loaded = self._bring(native, decision.build, asked)
         say(f"llama.cpp {loaded.version} is ready; devices: {', '.join(loaded.devices) or 'CPU'}")
         return {"backend": build.backend, "devices": ",".join(loaded.devices)}
 
-    def _bring(self, native: Native, build: Build, asked: str, *, rebuild: bool) -> tuple[Build, Loaded]:
+    def _bring(self, native: Native, build: Build, asked: str) -> tuple[Build, Loaded]:
         """Build; where `auto` chose a GPU and that fails, say why and take the CPU."""
         try:
-            loaded = native.bring(build, rebuild=rebuild)
+            loaded = native.bring(build, rebuild=self.options.rebuild)
         except SetupError as error:
             if asked != "auto" or build.backend == "cpu" or error.code in {NO_SPACE, OFFLINE}:
                 raise
@@ -191,6 +191,10 @@ class Setup:
         wanted = [*base, *(spec for name in sorted(self.extras | {"dev"}) for spec in extras.get(name, []))]
         folder = Path(self.options.make_wheelhouse).absolute()
         write(folder, wanted, extras[NATIVE_EXTRA][0], default_source(self.python), pip, runner)
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "").strip().lower() in {"1", "true", "yes", "on"}
 
 
 def _code_of(error: OSError) -> int:

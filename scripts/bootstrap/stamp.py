@@ -51,21 +51,15 @@ def read(venv: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
-def write(venv: str, fields: dict[str, str]) -> None:
-    """Write the stamp so that a reader sees all of it or none."""
-    lines = {**fields, "source": source_digest(venv), "python": interpreter(venv)}
+def write(venv: str, fields: dict[str, str], *, complete: bool = True) -> None:
+    """Write the stamp so that a reader sees all of it or none. An incomplete one only remembers what was chosen."""
+    lines = {**fields, "source": source_digest(venv) if complete else "", "python": interpreter(venv)}
     temporary = f"{stamp_path(venv)}.{os.getpid()}.tmp"
     with open(temporary, "w", encoding="utf-8") as stream:
         stream.writelines(f"{key}={value}\n" for key, value in lines.items())
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(temporary, stamp_path(venv))
-
-
-def remove(venv: str) -> None:
-    """Forget that the environment was complete."""
-    if os.path.exists(stamp_path(venv)):
-        os.unlink(stamp_path(venv))
 
 
 def is_ready(venv: str, fields: dict[str, str], *, extras: set[str], backend: str = "", wheelhouse: str = "") -> bool:

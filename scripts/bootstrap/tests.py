@@ -49,11 +49,9 @@ def checks(venv: str) -> list[tuple[str, list[str]]]:
     """Name and command of every check but the tests, the slow ones first."""
     python = stamp.venv_python(venv)
     tool = Path(python).parent
-    mypy = [
-        (f"mypy {p}", [python, "-m", "mypy", "--platform", p, "--cache-dir", f".mypy_cache/{p}"]) for p in PLATFORMS
-    ]
+    mypy = [python, "-m", "mypy"]
     return [
-        *mypy,
+        *((f"mypy {name}", [*mypy, "--platform", name, "--cache-dir", f".mypy_cache/{name}"]) for name in PLATFORMS),
         ("import rules", [str(tool / "lint-imports"), "--no-cache"]),
         ("ruff check", [python, "-m", "ruff", "check"]),
         ("ruff format", [python, "-m", "ruff", "format", "--check"]),
