@@ -32,7 +32,7 @@ from edgellama.runtime.model import ModelSpec
 from edgellama.runtime.supervisor import Death, Worker, WorkerDiedError
 from edgellama.runtime.watchdog import Limits
 
-_LEAN = (
+_LEAN: tuple[dict[str, int], ...] = (
     {},
     {"batch_tokens": 256, "micro_batch_tokens": 128},
     {"batch_tokens": 128, "micro_batch_tokens": 32},
@@ -47,7 +47,7 @@ class Start:
     """How a worker process is started and watched."""
 
     command: Sequence[str] | None = None
-    limits: Limits = Limits()
+    limits: Limits | None = None
     confine: bool = True
     probe_seconds: float = 10.0
     """Most time for computing reference logits; 0 only checks that numbers are finite."""
@@ -100,6 +100,12 @@ class Ladder:
             return False
         self.rung += 1
         return True
+
+    def go_plainest(self, *, only_memory: bool = False) -> None:
+        """Use the least scratch memory and, unless memory is all that is short, the last rung."""
+        self.lean = len(_LEAN) - 1
+        if not only_memory:
+            self.rung = len(self.rungs) - 1
 
     def step_leaner(self) -> bool:
         """Use less scratch memory; False when it cannot be less."""

@@ -179,7 +179,7 @@ class Worker:
         """Wait for its hello."""
         hello = self.hello if self.hello is not None else await self._call(Hello, None)
         if hello.protocol != PROTOCOL:
-            self._condemn("garbage", f"speaks protocol {hello.protocol}, this version speaks {PROTOCOL}")
+            self.condemn("garbage", f"speaks protocol {hello.protocol}, this version speaks {PROTOCOL}")
             raise WorkerDiedError(await self.death)
         return hello
 
@@ -205,7 +205,7 @@ class Worker:
             async with asyncio.timeout(self._limits.call):
                 return (await self._call(Tokens, message, call_id)).tokens
         except TimeoutError:
-            self._condemn("hang", f"did not finish tokenizing in {self._limits.call:g} s and was killed")
+            self.condemn("hang", f"did not finish tokenizing in {self._limits.call:g} s and was killed")
             raise WorkerDiedError(await self.death) from None
 
     async def embed(self, texts: Sequence[str]) -> Embedded:
@@ -270,7 +270,7 @@ class Worker:
         if isinstance(answer, CallFailed | WorkerFailed):
             raise errors.rebuild(answer.kind, answer.message, answer.advice)
         if not isinstance(answer, kind):
-            self._condemn("garbage", f"answered with {type(answer).__name__} and was killed")
+            self.condemn("garbage", f"answered with {type(answer).__name__} and was killed")
             raise WorkerDiedError(await self.death)
         return answer
 
@@ -287,9 +287,9 @@ class Worker:
                 # An exit closes the pipe a moment before it can be reaped; a living process must not close it.
                 done, _ = await asyncio.wait([self._exit()], timeout=self._limits.abort_grace)
                 if not done:
-                    self._condemn("garbage", "closed its pipe and was killed")
+                    self.condemn("garbage", "closed its pipe and was killed")
         except (ValueError, msgspec.MsgspecError, RecursionError) as error:
-            self._condemn("garbage", f"sent garbage ({str(error)[:200]}) and was killed")
+            self.condemn("garbage", f"sent garbage ({str(error)[:200]}) and was killed")
 
     def _exit(self) -> asyncio.Task[int]:
         return asyncio.create_task(self._process.wait())
@@ -316,7 +316,7 @@ class Worker:
                 self._failure = message
             case RequestFailed(kind="AbortedError"):
                 # It heeded the watchdog's abort. What hung once is not trusted to be in order afterwards.
-                self._condemn("hang", f"made no progress for {self._limits.hang:g} s and was stopped")
+                self.condemn("hang", f"made no progress for {self._limits.hang:g} s and was stopped")
             case _:
                 if (queue := self._requests.get(message.request_id)) is not None:
                     queue.put_nowait(message)
@@ -356,15 +356,16 @@ class Worker:
             finding = self._watchdog.look(now - before, allowed, expects_beats=self.hello is not None)
             before = now
             if finding == "silent":
-                self._condemn("silent", f"sent nothing for {self._limits.silence:g} s and was killed")
+                self.condemn("silent", f"sent nothing for {self._limits.silence:g} s and was killed")
             elif finding == "abort" and self.hello is not None:
                 self.send(Abort())
             elif finding in {"abort", "hang"}:
-                self._condemn("hang", f"made no progress for {allowed or 0:g} s and was killed")
+                self.condemn("hang", f"made no progress for {allowed or 0:g} s and was killed")
 
     # ---- its end
 
-    def _condemn(self, cause: Cause, words: str) -> None:
+    def condemn(self, cause: Cause, words: str) -> None:
+        """Kill it, for the reason told; `words` follow "the engine's process"."""
         if self._cause is None:
             self._cause, self._cause_words = cause, words
         self.kill()
