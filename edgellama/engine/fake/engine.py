@@ -35,6 +35,11 @@ class _State(msgspec.Struct, frozen=True, array_like=True, tag="edgellama-fake-1
     layout: str
     positions: list[int]
     tokens: list[int]
+    digest: bytes
+
+    def fingerprint(self) -> bytes:
+        """Hash over the rest, to tell a damaged state."""
+        return hashlib.blake2b(repr((self.layout, self.positions, self.tokens)).encode(), digest_size=16).digest()
 
 
 class _Cell:
@@ -256,7 +261,7 @@ class FakeEngine:
 
     def copy_sequence(self, source: int, target: int, start: int = 0, stop: int = -1) -> None:
         """See `Engine.copy_sequence`. With separate caches only a whole sequence can be copied."""
-        self._check_open()
+        self._check_sequences(source, target)
         whole = start <= 0 and (stop < 0 or stop >= self.sequence_length(source))
         if not self._options.unified_kv and not whole:
             raise UnsupportedError("with separate caches only a whole sequence can be copied")
@@ -272,7 +277,7 @@ class FakeEngine:
 
     def remove_sequence(self, sequence: int, start: int = 0, stop: int = -1) -> bool:
         """See `Engine.remove_sequence`; always possible."""
-        self._check_open()
+        self._check_sequences(sequence)
         cells = self._sequences[sequence]
         for position in [p for p in cells if p >= start and (stop < 0 or p < stop)]:
             del cells[position]
@@ -280,20 +285,19 @@ class FakeEngine:
 
     def shift_sequence(self, sequence: int, start: int, stop: int, delta: int) -> None:
         """See `Engine.shift_sequence`; as in llama.cpp, cells shared with another sequence move there as well."""
-        self._check_open()
-        moving = {id(c) for p, c in self._sequences[sequence].items() if p >= start and (stop < 0 or p < stop)}
+        self._check_sequences(sequence)
+        moved = [p for p in self._sequences[sequence] if p >= start and (stop < 0 or p < stop)]
+        if moved and not 0 <= min(moved) + delta <= max(moved) + delta < self._context_tokens:
+            raise UsageError(
+                f"positions {min(moved)} to {max(moved)} moved by {delta} leave 0 to {self._context_tokens}"
+            )
+        moving = {id(self._sequences[sequence][p]) for p in moved}
         for index, cells in enumerate(self._sequences):
-            self._sequences[index] = {
-                (p + delta if id(c) in moving else p): c
-                for p, c in cells.items()
-                if id(c) not in moving or p + delta >= 0
-            }
+            self._sequences[index] = {(p + delta if id(c) in moving else p): c for p, c in cells.items()}
 
     def sequence_length(self, sequence: int) -> int:
         """Largest position + 1."""
-        self._check_open()
-        if not 0 <= sequence < len(self._sequences):
-            raise UsageError(f"sequence {sequence} is not one of the {len(self._sequences)} of this engine")
+        self._check_sequences(sequence)
         return max(self._sequences[sequence], default=-1) + 1
 
     def _layout(self) -> str:
@@ -301,22 +305,25 @@ class FakeEngine:
 
     def save_sequence(self, sequence: int) -> bytes:
         """See `Engine.save_sequence`."""
-        self._check_open()
+        self._check_sequences(sequence)
         cells = self._sequences[sequence]
         order = sorted(cells)
-        return msgspec.msgpack.encode(_State(self._layout(), order, [cells[p].token for p in order]))
+        state = _State(self._layout(), order, [cells[p].token for p in order], b"")
+        return msgspec.msgpack.encode(msgspec.structs.replace(state, digest=state.fingerprint()))
 
     def restore_sequence(self, sequence: int, state: bytes) -> None:
         """See `Engine.restore_sequence`; the KV types must be those of the saved state."""
-        self._check_open()
+        self._check_sequences(sequence)
         try:
             saved = msgspec.msgpack.decode(state, type=_State)
         except msgspec.DecodeError as error:
             raise InvalidFileError(f"not a state of the fake engine: {error}") from error
         if saved.layout != self._layout():
             raise InvalidFileError(f"the state was saved with {saved.layout}, this engine uses {self._layout()}")
-        if len(saved.tokens) != len(saved.positions) or any(not 0 <= t < self._tokenizer.size for t in saved.tokens):
-            raise InvalidFileError("the state's tokens do not fit this vocabulary")
+        if saved.digest != saved.fingerprint() or any(not 0 <= t < self._tokenizer.size for t in saved.tokens):
+            raise InvalidFileError("the state is damaged, or its tokens do not fit this vocabulary")
+        if max(saved.positions, default=-1) >= self._context_tokens:
+            raise InvalidFileError(f"the state needs more than {self._context_tokens} tokens of context")
         self._sequences[sequence] = {p: _Cell(t) for p, t in zip(saved.positions, saved.tokens, strict=True)}
 
     # ---- control
@@ -344,6 +351,12 @@ class FakeEngine:
     def _check_open(self) -> None:
         if self._closed:
             raise EngineError("the engine is closed")
+
+    def _check_sequences(self, *sequences: int) -> None:
+        self._check_open()
+        for sequence in sequences:
+            if not 0 <= sequence < len(self._sequences):
+                raise UsageError(f"sequence {sequence} is not one of the {len(self._sequences)} of this engine")
 
     def _check_abort(self) -> None:
         if self._abort.is_set():

@@ -37,7 +37,7 @@ class FakeTokenizer:
         return ids
 
     def _plain(self, text: str) -> list[int]:
-        data = text.encode("utf-8", "surrogatepass")
+        data = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
         if self._piece_pattern is None:
             return list(data)
         ids: list[int] = []

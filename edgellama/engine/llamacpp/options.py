@@ -12,7 +12,7 @@ from edgellama.errors import UsageError
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 _MAX_CELLS = 2**31 - 256
-_MIN_ROWS = 16
+_MIN_ROWS = 64
 _KV_TYPES: dict[KVType, int] = {
     "f32": 0,
     "f16": 1,
@@ -98,7 +98,7 @@ def logits_rows(options: EngineOptions) -> int:
 def pooling_type(options: EngineOptions, of_model: int) -> int:
     """llama.cpp's pooling number: the option's, else the model's (0 or less: it has none), else the mean."""
     if not options.embeddings:
-        return 0
+        return _POOLING["model"]
     wanted = _POOLING[options.pooling]
     if wanted >= 0:
         return wanted

@@ -24,6 +24,7 @@ class LlamaTokenizer:
         self._size = int(library.llama_vocab_n_tokens(self._vocabulary))
         self._bos = int(library.llama_vocab_bos(self._vocabulary))
         self._adds_bos = bool(library.llama_vocab_get_add_bos(self._vocabulary)) and self._bos >= 0
+        self._eos = int(library.llama_vocab_eos(self._vocabulary))
         self._pieces: list[bytes | None] = [None] * self._size
         self._closed = False
 
@@ -98,6 +99,11 @@ class LlamaTokenizer:
     def bos(self) -> int:
         """Id of the token that begins a text, -1 if none."""
         return self._bos
+
+    @property
+    def eos(self) -> int:
+        """Id of the token that ends a text, -1 if none."""
+        return self._eos
 
     @property
     def adds_bos(self) -> bool:
