@@ -64,10 +64,13 @@ def _chat(out: Output, model: str | None, settings: Settings, engine: EngineChoi
 
     from edgellama.cli import wiring
     from edgellama.cli.conversation import Conversation
+    from edgellama.cli.first_chat import tell_once
     from edgellama.cli.line_input import LineInput
     from edgellama.cli.plain_chat import PlainChat
 
     with wiring.ModelSession(model, settings, engine, out) as session:
         session.begin()
         session.ready()
+        if session.is_proving_model:
+            tell_once(out, session.describe(), settings.language)
         return PlainChat(out, session, Conversation(**choices), LineInput(sys.stdin, sys.stdout)).talk()

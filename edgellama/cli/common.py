@@ -50,7 +50,7 @@ def command(
         option = click.option("-q", "--quiet", is_flag=True, help="Only results, warnings and errors.")(option)
         if json:
             option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(option)
-        return click.command(name, epilog=f"\b\nExample: {example}", context_settings=_CONTEXT)(option)
+        return click.command(name, epilog=f"\b\nExample: {example}", context_settings=dict(_CONTEXT))(option)
 
     return decorate
 

@@ -140,7 +140,9 @@ def load_settings(choice: EngineChoice) -> Settings:
             f"--context-policy {choice.context_policy} comes in a later version of edgellama",
             "use refuse or drop-oldest",
         )
-    return settings.load(choice.overrides())
+    loaded = settings.load(choice.overrides())
+    parse_kv_type(loaded.kv_type)
+    return loaded
 
 
 def to_engine_options(settings: Settings, choice: EngineChoice) -> EngineOptions:

@@ -142,7 +142,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with process.Boundary(as_json=process.wants_json(words), verbose=process.wants_verbose(words)) as boundary:
         try:
             process.refuse_undecodable(words)
-            result = edgellama.main(words, prog_name="edgellama", standalone_mode=False)
+            # Not `edgellama.main`, which has opinions of its own on closed pipes and interrupts.
+            with edgellama.make_context("edgellama", words) as context:
+                result = edgellama.invoke(context)
             boundary.exit_code = result if isinstance(result, int) else 0
         except click.exceptions.Exit as error:
             boundary.exit_code = error.exit_code

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from edgellama.cli.bridge import Bridge
 from edgellama.cli.common import Output
 from edgellama.cli.engine_options import EngineChoice, settings_sampling, to_engine_options
-from edgellama.errors import EdgellamaError
+from edgellama.errors import EdgellamaError, UnsupportedError
 
 if TYPE_CHECKING:
     from edgellama.runtime.base import ModelStatus, Runtime
@@ -16,13 +18,18 @@ if TYPE_CHECKING:
     from edgellama.settings import Settings
     from edgellama.store import StoredModel
 
+FAKE_SUFFIX = ".fake.json"
+"""A script of the fake engine in place of a model: tests and demonstrations."""
 
-def find_model(model: str | None, settings: Settings, out: Output) -> StoredModel:  # noqa: ARG001
+
+def find_model(model: str | None, settings: Settings, out: Output) -> StoredModel:
     """The file behind a name, path or source, fetched first if need be; None means the user's or the proving model."""
+    from edgellama.cli.store_output import StoreProgress, ask_licence
     from edgellama.store import Store, default_model
 
     name = model or settings.default_model or default_model().name
-    return Store().resolve(name, offline=settings.offline)
+    with StoreProgress(out) as progress:
+        return Store().resolve(name, offline=settings.offline, progress=progress, accept_licence=ask_licence(out))
 
 
 def make_spec(stored: StoredModel, settings: Settings, engine: EngineChoice) -> ModelSpec:
@@ -36,17 +43,26 @@ def make_spec(stored: StoredModel, settings: Settings, engine: EngineChoice) -> 
         stored.path,
         name=stored.name,
         options=to_engine_options(settings, engine),
-        engine="fake" if stored.path.name.endswith(".fake.json") else "llamacpp",
+        engine="fake" if stored.path.name.endswith(FAKE_SUFFIX) else "llamacpp",
         catalogue_sampling=msgspec.convert(stored.entry.sampling if stored.entry else {}, SamplingOptions),
         settings_sampling=settings_sampling(settings),
     )
 
 
-def make_runtime(spec: ModelSpec) -> Runtime:
-    """The host that serves it; not started."""
+def make_runtime(
+    spec: Callable[[], ModelSpec], settings: Settings, on_load_progress: Callable[[float], None]
+) -> Runtime:
+    """The host that will serve it; not started. `spec` runs in a thread while the worker's process starts."""
+    from edgellama.monitor.psutil_sensors import Temperature
     from edgellama.runtime.host import Host
+    from edgellama.runtime.ladder import Start
 
-    return Host(spec)
+    return Host(
+        spec,
+        start=Start(probe_seconds=settings.probe_seconds),
+        read_temperature=lambda: Temperature().read().value,
+        on_load_progress=on_load_progress,
+    )
 
 
 class ModelSession:
@@ -56,9 +72,10 @@ class ModelSession:
         self._settings = settings
         self._engine = engine
         self._out = out
-        self._bridge: Bridge | None = None
-        self._spec: ModelSpec | None = None
         self._wanted = model
+        self._bridge: Bridge | None = None
+        self._stored: StoredModel | None = None
+        self._loaded_fraction = 0.0
 
     def __enter__(self) -> ModelSession:
         return self
@@ -76,42 +93,67 @@ class ModelSession:
             raise RuntimeError("no model is open")
         return self._bridge
 
-    def begin(self) -> None:
-        """Find the model and start loading it; raises what is wrong with the file."""
-        self._spec = make_spec(find_model(self._wanted, self._settings, self._out), self._settings, self._engine)
-        self._bridge = self._start(self._spec)
+    @property
+    def is_proving_model(self) -> bool:
+        """Whether it is the catalogue's smallest, which only shows that the machine works."""
+        entry = self._stored.entry if self._stored is not None else None
+        return entry is not None and entry.default
 
-    @staticmethod
-    def _start(spec: ModelSpec) -> Bridge:
-        return Bridge(lambda: make_runtime(spec))
+    def begin(self) -> None:
+        """Start the engine's process and find the model meanwhile; raises when there is no such model."""
+        if self._engine.require_device:
+            _require_device(self._settings)
+        found: concurrent.futures.Future[StoredModel] = concurrent.futures.Future()
+        self._bridge = self._start(found)
+        try:
+            self._stored = find_model(self._wanted, self._settings, self._out)
+        except BaseException:
+            found.cancel()
+            raise
+        found.set_result(self._stored)
+
+    def _start(self, found: concurrent.futures.Future[StoredModel]) -> Bridge:
+        self._loaded_fraction = 0.0
+
+        def loaded(fraction: float) -> None:
+            self._loaded_fraction = fraction
+
+        def spec() -> ModelSpec:
+            return make_spec(found.result(), self._settings, self._engine)
+
+        return Bridge(lambda: make_runtime(spec, self._settings, loaded))
 
     def ready(self) -> None:
         """Wait until it serves; raises what kept it from that."""
         with self._out.progress("loading the model") as progress:
-            self.bridge.wait_started(lambda: progress.update(0))
+            self.bridge.wait_started(lambda: progress.update(self._loaded_fraction, 1.0))
 
     def change(self, model: str) -> None:
         """Serve another model; on failure the one before serves again, and the failure is raised."""
-        before = self._spec
-        spec = make_spec(find_model(model, self._settings, self._out), self._settings, self._engine)
-        self.bridge.close()  # first, for both may not fit
+        before, stored = self._stored, find_model(model, self._settings, self._out)
+        make_spec(stored, self._settings, self._engine)  # a bad file is told before the present model goes
         try:
-            self._spec, self._bridge = spec, self._start(spec)
-            self.ready()
+            self._reopen(stored)
         except (EdgellamaError, KeyboardInterrupt):
-            self.bridge.close()
             if before is not None:
-                self._spec, self._bridge = before, self._start(before)
-                self.ready()
+                self._reopen(before)
             raise
 
-    def _status(self) -> ModelStatus | None:
+    def _reopen(self, stored: StoredModel) -> None:
+        self.bridge.close()  # first, for both may not fit
+        found: concurrent.futures.Future[StoredModel] = concurrent.futures.Future()
+        found.set_result(stored)
+        self._stored, self._bridge = stored, self._start(found)
+        self.ready()
+
+    def status(self) -> ModelStatus | None:
+        """The model now."""
         status = self.bridge.call(self.bridge.wait_started().status())
         return status.models[0] if status.models else None
 
     def describe(self) -> str:
         """The model in a few words."""
-        status = self._status()
+        status = self.status()
         if status is None:
             return "no model"
         changed = f", {status.settings}" if status.settings else ""
@@ -119,12 +161,26 @@ class ModelSession:
 
     def status_lines(self) -> list[str]:
         """The model's state for `/stats`."""
-        status = self._status()
+        status = self.status()
         if status is None:
             return []
-        lines = [f"model: {status.name}, {status.path}", f"engine: {status.engine}, {status.bytes:,} bytes"]
+        lines = [f"model: {status.name}, {status.path}", f"engine: {status.engine}, {status.bytes:,} bytes resident"]
         if status.settings:
             lines.append(f"settings changed for safety: {status.settings}")
         if status.restarts:
             lines.append(f"engine restarts: {status.restarts}")
         return lines
+
+
+def _require_device(settings: Settings) -> None:
+    """`--require-device`: refuse before anything is loaded when the library has no device to compute on."""
+    from edgellama.cli.doctor_backend import ask_child
+
+    advice = "`edgellama doctor` says what is missing; scripts/chat --backend builds the library for a device"
+    if settings.gpu_layers == 0:
+        raise UnsupportedError("--require-device and --gpu-layers 0 contradict each other")
+    report = ask_child()
+    if isinstance(report, str):
+        raise UnsupportedError(f"--require-device: the native library {report}", advice)
+    if not any(device["kind"] in {"gpu", "igpu"} for device in report["devices"]):
+        raise UnsupportedError("--require-device: the native library has no device but the processor", advice)
