@@ -109,9 +109,10 @@ class Prompter:
             from edgellama.chat import templates
 
             return templates.choose(
-                self._spec.template,
+                self._spec.template_name or self._spec.template,
                 self._spec.architecture,
-                self._spec.template_name,
+                self._spec.name,
+                control_texts=loaded.control_texts,
                 bos_text=loaded.bos_text,
                 eos_text=loaded.eos_text,
             )
