@@ -85,7 +85,8 @@ def loaded() -> Loaded:
 
 def main() -> None:
     if BEHAVIOUR == "exit":
-        print("cannot go on", file=sys.stderr, flush=True)
+        sys.stderr.write("cannot go on\n")
+        sys.stderr.flush()
         os._exit(3)
     if BEHAVIOUR == "sleep":
         time.sleep(60)

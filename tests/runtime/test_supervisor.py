@@ -188,7 +188,7 @@ async def test_a_stopped_host_does_not_take_its_own_absence_for_a_hang(start: St
     await worker.load(load())
     queue = worker.open("a")
     worker.send(generate())
-    time.sleep(1.2)  # noqa: ASYNC251
+    time.sleep(1.2)
     while not isinstance(message := await asyncio.wait_for(queue.get(), 10), Finished):
         assert not isinstance(message, Death)
 
