@@ -37,7 +37,7 @@ TOOLS_IGNORED = ChatNotice("tools-ignored", "the template has no place for tools
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message as a template sees it. `source` is the message it was made from, None when it was made from several."""
+    """One message as a template sees it. `source` is the message it was made from, None when made from several."""
 
     fields: dict[str, Any]
     source: Message | None = None
@@ -62,6 +62,8 @@ class Form:
     """It knows the role `developer`; others get it as `system`."""
     text_arguments: bool = False
     """It wants the arguments of tool calls as JSON text instead of an object."""
+    reasoning_field: str = "reasoning_content"
+    """The name it reads thinking under."""
 
 
 def turns(messages: Sequence[Message], form: Form) -> tuple[Turn, ...]:
@@ -75,7 +77,7 @@ def _fields(message: Message, form: Form, called: dict[str, str]) -> dict[str, A
     only_calls = form.null_content and message.tool_calls and not message.content
     fields: dict[str, Any] = {"role": role, "content": None if only_calls else message.content}
     if message.reasoning:
-        fields["reasoning_content"] = message.reasoning
+        fields[form.reasoning_field] = message.reasoning
     if message.tool_calls:
         fields["tool_calls"] = [
             {

@@ -10,7 +10,7 @@ _END = "{% endfor %}"
 
 
 def _turns(before: str, after: str, prompt: str, *, trim: bool = False, start: str = "") -> str:
-    """The common shape: each turn between `before` and `after`, where `{role}` is the role, then the answer's header."""
+    """The common shape: each turn between `before` and `after`; `{role}` is the role, `prompt` the answer's header."""
     content = "message.content | trim" if trim else "message.content"
     head = before.replace("{role}", "{{ message.role }}")
     return f"{start}{_LOOP}{head}{{{{ {content} }}}}{after}{_END}{{% if add_generation_prompt %}}{prompt}{{% endif %}}"
@@ -18,10 +18,10 @@ def _turns(before: str, after: str, prompt: str, *, trim: bool = False, start: s
 
 def _by_role(turns: dict[str, str], prompt: str, start: str = "") -> str:
     """Turns that differ by role; `{}` is the content."""
-    cases = "".join(
-        f"{{% {'if' if index == 0 else 'elif'} message.role == {role!r} %}}{text.replace('{}', '{{ message.content }}')}"
-        for index, (role, text) in enumerate(turns.items())
-    )
+    cases = ""
+    for role, text in turns.items():
+        word = "elif" if cases else "if"
+        cases += f"{{% {word} message.role == {role!r} %}}" + text.replace("{}", "{{ message.content }}")
     return f"{start}{_LOOP}{cases}{{% endif %}}{_END}{{% if add_generation_prompt %}}{prompt}{{% endif %}}"
 
 

@@ -37,9 +37,14 @@ class TextPart(msgspec.Struct, frozen=True, tag="text"):
 
 
 class TokenPart(msgspec.Struct, frozen=True, tag="tokens"):
-    """A piece of prompt that is already tokens: an earlier answer, spliced in as it was generated."""
+    """A piece of prompt that is already tokens: an earlier answer, spliced in as it was generated.
+
+    `text` is what they stand for. A tokenizer to which they stand for anything else (another model's answer, an edited
+    one) takes the text instead.
+    """
 
     tokens: tuple[int, ...]
+    text: str = ""
 
 
 PromptPart = TextPart | TokenPart

@@ -1,4 +1,4 @@
-"""Chat templates: a model file's Jinja source, sandboxed, applied to a conversation; or a family's own when it has none."""
+"""Chat templates: a model file's Jinja source, sandboxed, applied to a conversation; or its family's."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ChatTemplate:
         self.literals = frozenset(_literals(tree))
         """The texts the template itself writes or looks for."""
         self.reads_tools = any(node.name == "tools" for node in tree.find_all(nodes.Name))
-        self._form = Form(null_content=_asks_for_null_content(tree), developer="developer" in self.literals)
+        self._form = _form(tree, self.literals)
         self._code = sandbox.compile_tree(tree, self._limits)
 
     def render(
@@ -216,6 +216,16 @@ def _literals(tree: nodes.Template) -> Iterable[str]:
             yield const.value
 
 
+def _form(tree: nodes.Template, literals: frozenset[str]) -> Form:
+    fields = literals | {node.attr for node in tree.find_all(nodes.Getattr)}
+    other_name = "reasoning" in fields and not fields & {"reasoning_content", "thinking"}
+    return Form(
+        null_content=_asks_for_null_content(tree),
+        developer="developer" in literals,
+        reasoning_field="reasoning" if other_name else "reasoning_content",
+    )
+
+
 def _asks_for_null_content(tree: nodes.Template) -> bool:
     for test in tree.find_all(nodes.Test):
         node = test.node
@@ -240,7 +250,6 @@ def choose(
     """The file's own template, or the one of its family and a notice that says so.
 
     `source` may also be the name of a family. `control_texts` are those of the vocabulary, empty when not known yet.
-    Raises `TemplateError` only when `source` is broken in a way that another template would hide an attack.
     """
 
     def compiled(text: str) -> ChatTemplate:
