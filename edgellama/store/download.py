@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgellama import files
 from edgellama.errors import DiskFullError, EdgellamaError, InvalidFileError, NetworkError
@@ -19,10 +20,12 @@ from edgellama.store.progress import OnProgress, Progress, Stage, notice
 from edgellama.store.sources import without_secrets
 from edgellama.store.transport import Ask, Reply, Transport
 
+if TYPE_CHECKING:
+    import httpx
+
 _ATTEMPTS = 6
 _PROGRESS_BYTES = 1 << 20
 _MAX_WAIT_SECONDS = 120.0
-_CHUNK_BYTES = 256 << 10
 _SPARE_BYTES = 32 << 20
 _SPACE_EVERY_BYTES = 64 << 20
 _CONTENT_RANGE = re.compile(r"bytes\s+(?P<first>\d+)-(?P<last>\d+)/(?P<total>\d+|\*)")
@@ -237,7 +240,7 @@ class _Download:
 
         next_check = self.part.size_bytes + _SPACE_EVERY_BYTES
         try:
-            for chunk in reply.response.iter_raw(_CHUNK_BYTES):
+            for chunk in _chunks(reply.response, len(self.wanted.magic)):
                 if self.part.size_bytes == 0:
                     self._check_magic(chunk, reply)
                 self.part.write(chunk)
@@ -296,6 +299,20 @@ class _Download:
             f"{self.wanted.what}: SHA-256 is {found}, expected {expected}; the file was deleted",
             "it was damaged or changed on the way: run the command again, or use another source or mirror",
         )
+
+
+def _chunks(response: httpx.Response, head_bytes: int) -> Iterator[bytes]:
+    """The body as it comes, since a buffer would be lost when the connection breaks; the first piece can be judged."""
+    head = b""
+    for chunk in response.iter_raw():
+        if len(head) < head_bytes:
+            head += chunk
+            if len(head) >= head_bytes:
+                yield head
+            continue
+        yield chunk
+    if 0 < len(head) < head_bytes:
+        yield head
 
 
 def _announced(reply: Reply) -> str:

@@ -52,15 +52,21 @@ def _files(environment: Mapping[str, str]) -> list[Path]:
         return []
     name = "pip.ini" if os.name == "nt" else "pip.conf"
     shared = platformdirs.site_config_dir("pip", appauthor=False, multipath=True).split(os.pathsep)
-    found = [Path(folder) / name for folder in reversed(shared)]
+    found = [Path(folder) / name for folder in shared]
     if os.name != "nt":
         found.append(Path("/etc/pip.conf"))
-    home = Path.home()
-    found.append(home / ("pip" if os.name == "nt" else ".pip") / name)
-    user = Path(platformdirs.user_config_dir("pip", appauthor=False, roaming=True))
-    found.append((user if user.is_dir() or sys.platform != "darwin" else home / ".config" / "pip") / name)
+    if not (named and Path(named).exists()):  # pip leaves the user's files out then
+        found += _user_files(name)
     found.append(Path(sys.prefix) / name)
     return [*found, Path(named)] if named else found
+
+
+def _user_files(name: str) -> list[Path]:
+    home = Path.home()
+    user = Path(platformdirs.user_config_dir("pip", appauthor=False, roaming=True))
+    if sys.platform == "darwin" and not user.is_dir():
+        user = home / ".config" / "pip"
+    return [home / ("pip" if os.name == "nt" else ".pip") / name, user / name]
 
 
 def _read(path: Path) -> dict[str, str]:

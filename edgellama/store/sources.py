@@ -98,7 +98,7 @@ def parse(text: str) -> Source:
 
 
 def _parse_repository(kind: Literal["hf", "ms"], rest: str, text: str) -> Source:
-    found = _REPOSITORY.fullmatch(rest.strip("/"))
+    found = _REPOSITORY.fullmatch(rest.removesuffix("/"))
     if found is None or any(part in (".", "..") for part in found["repo"].split("/")):
         raise UsageError(f"{printable(text)}: write {kind}:ORG/REPO/FILE, or {kind}:ORG/REPO@REVISION/FILE")
     return Source(kind, found["repo"], found["revision"] or "", _inner(found["file"] or "", text))

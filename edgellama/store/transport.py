@@ -76,13 +76,13 @@ class Body:
 
 @dataclass(slots=True)
 class Transport:
-    """Clients by proxy. `proxy` and `certificates` (a file) override the environment, as pip's settings do."""
+    """Makes requests. `proxy` and `certificates` (a file) override the environment, as pip's settings do."""
 
     offline: bool = False
     proxy: str = ""
     certificates: str = ""
     read_seconds: float = _READ_SECONDS
-    _clients: dict[str, httpx.Client] = field(default_factory=dict)
+    _clients: dict[tuple[str, bool], httpx.Client] = field(default_factory=dict)
 
     def __enter__(self) -> Transport:
         return self
@@ -168,12 +168,16 @@ class Transport:
     def _client(self, url: str) -> httpx.Client:
         import httpx
 
-        proxy = self.proxy_for(url)
-        if proxy not in self._clients:
+        proxy, secure = self.proxy_for(url), url.lower().startswith("https:")
+        key = (proxy, secure)
+        if key not in self._clients:
+            # An empty context trusts nobody: right for http, and loading certificates takes a while.
+            encrypts = secure or proxy.lower().startswith("https:")
+            verify = self._tls() if encrypts else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             timeout = httpx.Timeout(self.read_seconds, connect=min(_CONNECT_SECONDS, self.read_seconds))
             try:
-                self._clients[proxy] = httpx.Client(
-                    verify=self._tls(), proxy=proxy or None, trust_env=False, timeout=timeout, follow_redirects=False
+                self._clients[key] = httpx.Client(
+                    verify=verify, proxy=proxy or None, trust_env=False, timeout=timeout, follow_redirects=False
                 )
             except ImportError as error:
                 raise UsageError(
@@ -182,7 +186,7 @@ class Transport:
                 ) from error
             except ValueError as error:
                 raise UsageError(f"the proxy setting {without_secrets(proxy)} is not usable: {error}") from error
-        return self._clients[proxy]
+        return self._clients[key]
 
     def proxy_for(self, url: str) -> str:
         """The proxy for `url`, "" for none. Loopback never goes through one."""
