@@ -191,12 +191,13 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
 
 
 class RequestFailed(msgspec.Struct, frozen=True, kw_only=True, tag="request_failed"):
-    """A request failed; the worker lives on."""
+    """A request failed; the worker lives on. `text` is what was still held back."""
 
     request_id: str
     kind: str
     message: str
     advice: str = ""
+    text: str = ""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):

@@ -58,21 +58,31 @@ class Outbox:
         self._beat: Heartbeat | None = None
         self._broken = False
         self._writing = False
+        self._started = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._write, name="writer", daemon=True)
-        self._thread.start()
 
-    @property
-    def broken(self) -> bool:
-        """Whether the host has closed its end."""
-        return self._broken
+    def start(self) -> None:
+        """Start the thread. Until then `send` writes by itself."""
+        self._started = True
+        threading.Thread(target=self._write, name="writer", daemon=True).start()
 
     def send(self, message: FromWorker) -> None:
         """Queue a message; waits while the queue is full. Dropped when nobody is there to read it."""
-        data = frame(message)
+        self._send(frame(message), wait=True)
+
+    def send_last(self, message: FromWorker, timeout_seconds: float) -> None:
+        """Queue a message although the queue be full, and give the host time to read it."""
+        self._send(frame(message), wait=False)
+        if self._started:
+            self.drain(timeout_seconds)
+
+    def _send(self, data: bytes, *, wait: bool) -> None:
         with self._changed:
-            while self._bytes > self._limit_bytes and not self._broken:
+            while wait and self._bytes > self._limit_bytes and not self._broken:
                 self._changed.wait()
+            if not self._started:
+                self._put(memoryview(data))
+                return
             self._frames.append(data)
             self._bytes += len(data)
             self._changed.notify_all()
@@ -92,16 +102,17 @@ class Outbox:
         return done and not self._broken
 
     def _write(self) -> None:
-        while True:
-            data = self._next()
-            try:
-                while data:
-                    data = data[os.write(self._descriptor, data) :]
-            except OSError:  # the host closed its end; the reader sees that too and ends the process
-                with self._changed:
-                    self._broken = True
-                    self._changed.notify_all()
-                return
+        while not self._broken:
+            self._put(self._next())
+
+    def _put(self, data: memoryview) -> None:
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError:  # the host closed its end; the reader sees that too and ends the process
+            with self._changed:
+                self._broken = True
+                self._changed.notify_all()
 
     def _next(self) -> memoryview:
         with self._changed:

@@ -91,7 +91,9 @@ def program(abi: _Abi, *, local_sockets: bool) -> list[Instruction]:
 
 
 def _abi() -> _Abi | None:
-    machine = os.uname().machine if sys.platform != "win32" else ""
+    if sys.platform == "win32":
+        return None
+    machine = os.uname().machine
     if sys.maxsize <= 2**32:  # a 32-bit Python, perhaps on a 64-bit kernel
         machine = _IN_32_BITS.get(machine, machine)
     return _ABIS.get({"i386": "i686", "i586": "i686", "amd64": "x86_64"}.get(machine, machine))
