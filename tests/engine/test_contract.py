@@ -403,6 +403,7 @@ def test_bos_follows_the_models_rule(make_engine: MakeEngine) -> None:
     tokenizer = make_engine().tokenizer
     expected = [tokenizer.bos] if tokenizer.adds_bos else []
     assert tokenizer.text_of(tokenizer.bos) == "<s>"
+    assert tokenizer.is_end(tokenizer.eos)
     assert tokenizer.tokenize("hi", add_bos=True) == expected + tokenizer.tokenize("hi")
     assert tokenizer.tokenize("", add_bos=True) == expected
 

@@ -329,7 +329,7 @@ class LlamaEngine:
         self._settle()
         before = self.save_sequence(sequence) if self.sequence_length(sequence) else None
         mark = RING.mark()
-        if self._restore(sequence, payload):
+        if self._restore(sequence, payload) and self.sequence_length(sequence) == positions:
             return
         self._c.llama_memory_seq_rm(self._memory, sequence, -1, -1)
         if before is not None:

@@ -176,6 +176,6 @@ def _apply_loras(library: Any, model: int, context: int, loras: tuple[LoraAdapte
         handle = library.llama_adapter_lora_init(model, os.fsencode(adapter.path))
         if not handle:
             raise load_error(f"{adapter.path}: llama.cpp could not load the LoRA adapter", mark)
-        handles[i] = ctypes.cast(ctypes.c_void_p(handle), ctypes.POINTER(ctypes.c_void_p))
+        handles[i] = handle
     if library.llama_set_adapters_lora(context, handles, len(loras), scales) != 0:
         raise EngineLoadError(f"llama.cpp refused the adapters {', '.join(a.path for a in loras)}")
