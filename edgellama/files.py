@@ -17,6 +17,11 @@ from edgellama.errors import DiskFullError
 _FULL = {errno.ENOSPC, errno.EDQUOT} if hasattr(errno, "EDQUOT") else {errno.ENOSPC}
 
 
+def is_disk_full(error: OSError) -> bool:
+    """Whether a write failed for lack of space or quota."""
+    return error.errno in _FULL
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename inside `folder` durable; a no-op where folders cannot be opened (Windows)."""
     if sys.platform == "win32":
@@ -48,7 +53,7 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
         sync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        if error.errno in _FULL:
+        if is_disk_full(error):
             raise disk_full(path, error) from error
         raise
     except BaseException:

@@ -34,6 +34,12 @@ class Typed(NamedTuple):
     element: ValueType | None = None
 
 
+class Encoded(NamedTuple):
+    """A metadata value as the bytes that follow its key, type included: copied from another file unread."""
+
+    data: bytes
+
+
 class TensorSpec(NamedTuple):
     """A tensor to write: ggml's dimension order."""
 
@@ -75,6 +81,8 @@ def _infer(value: object) -> Typed:
 
 
 def _encode(value: object) -> bytes:
+    if isinstance(value, Encoded):
+        return value.data
     typed = _infer(value)
     if typed.type is ValueType.STRING and isinstance(typed.value, (str, bytes)):
         return struct.pack("<I", typed.type) + _string(typed.value)
