@@ -50,6 +50,8 @@ class Header:
         """What a caller should tell the user about this file."""
         self.header_bytes: tuple[int, ...] = tuple(raw.data_offset for raw in files)
         self.kind: Kind = _kind(first, self.tensors)
+        self._key_offsets = dict(first.offsets)
+        self._keys_end = first.tensor_offsets[0] if first.tensor_offsets else first.data_offset
 
     def __repr__(self) -> str:
         return f"Header({self.path!r}, {self.architecture}, {len(self.tensors)} tensors)"
@@ -102,6 +104,16 @@ class Header:
     def tensor(self, name: str) -> TensorInfo | None:
         """The tensor of that name."""
         return next((tensor for tensor in self.tensors if tensor.name == name), None)
+
+    def encoded_metadata(self) -> dict[str, bytes]:
+        """Every metadata value of the first file as the bytes after its key, in the file's order."""
+        keys = list(self._key_offsets)
+        starts = [*self._key_offsets.values(), self._keys_end]
+        with Source(self.path) as source:
+            source.skip(starts[0], "metadata")
+            data = source.take(starts[-1] - starts[0], "metadata")
+        spans = zip(keys, starts, starts[1:], strict=False)
+        return {key: data[a - starts[0] + 8 + len(key.encode()) : b - starts[0]] for key, a, b in spans}
 
     @property
     def parameters(self) -> int:
