@@ -144,6 +144,11 @@ class Header:
         return self.number("context_length")
 
     @property
+    def has_learned_positions(self) -> bool:
+        """Whether positions beyond `context_tokens` do not exist: llama.cpp aborts on them."""
+        return self.tensor("position_embd.weight") is not None
+
+    @property
     def embedding_length(self) -> int:
         return self.number("embedding_length")
 

@@ -72,6 +72,8 @@ KEY_RULES: dict[str, _Rule] = {
     "attention.causal": _FLAG,
     "attention.max_alibi_bias": _REAL,
     "attention.clamp_kqv": _REAL,
+    "attention.temperature_scale": _REAL,
+    "attention.temperature_length": _Rule(_INT, 0, 2**31 - 1),
     "attention.scale": _REAL,
     "attn_logit_softcapping": _REAL,
     "final_logit_softcapping": _REAL,
@@ -86,7 +88,7 @@ KEY_RULES: dict[str, _Rule] = {
     "rope.scale_linear": _Rule(_FLOAT, 0.0, 1e6),
     "rope.scaling.factor": _Rule(_FLOAT, 0.0, 1e6),
     "rope.scaling.attn_factor": _REAL,
-    "rope.scaling.original_context_length": _Rule(_INT, 0, 2**31 - 1),
+    "rope.scaling.original_context_length": _Rule(_INT, 1, 2**31 - 1),
     "rope.scaling.finetuned": _FLAG,
     "rope.scaling.yarn_log_multiplier": _REAL,
 }

@@ -7,13 +7,13 @@ from collections.abc import Container, Iterator
 from typing import NamedTuple
 
 from edgellama.errors import GGUFError
-from edgellama.gguf_io.architectures import ARCHITECTURES, Architecture
+from edgellama.gguf_io import consistency
+from edgellama.gguf_io.architectures import ARCHITECTURES
 from edgellama.gguf_io.hyperparameters import Hyperparameters
 from edgellama.gguf_io.parse import RawFile
 from edgellama.gguf_io.types import NO_WEIGHTS, GGMLType, TensorInfo
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
-_UNIFORM = ("feed_forward_length", "attention.head_count", "attention.head_count_kv", "expert_feed_forward_length")
 _MATRIX_ROWS = ("ffn_gate_inp_shexp.weight",)
 """Tensors of one dimension that are multiplied as matrices."""
 _SEPARATE = ("attn_q", "attn_k", "attn_v")
@@ -76,7 +76,7 @@ def check_known(h: Hyperparameters, tensors: Tensors, counts: Counts) -> None:
     spec = ARCHITECTURES[h.architecture]
     for name in ("context_length", "embedding_length", "block_count", "attention.head_count", *spec.keys):
         h.require(name)
-    _check_numbers(h, spec)
+    consistency.check(h, spec)
     for expected in expected_tensors(h, counts, tensors.by_name):
         _check_tensor(tensors, expected)
 
@@ -91,69 +91,6 @@ def check_unknown(h: Hyperparameters, tensors: Tensors, vocabulary: int) -> None
             raise tensors.error(name, f"layer {match[1]}", f"less than {h.layers} layers")
         if name == "token_embd.weight" and vocabulary and tensor.shape[1:2] != (vocabulary,):
             raise tensors.error(name, f"shape {tensor.shape}", f"{vocabulary:,} rows, one per token")
-
-
-def _check_numbers(h: Hyperparameters, spec: Architecture) -> None:
-    if h.heads < 1 or h.heads_kv < 1:
-        name = "attention.head_count" if h.heads < 1 else "attention.head_count_kv"
-        raise h.error(h.key(name), 0, "at least 1")
-    for name in _UNIFORM:
-        values = h.per_layer(name)
-        if len(set(values)) > 1:
-            raise h.error(h.key(name), f"{min(values)} to {max(values)}", "the same number for each layer")
-    if spec.experts and not h.integer("expert_count"):
-        raise h.error(h.key("expert_count"), 0, "at least 1")
-    if spec.rope == "mla":
-        _check_mla(h)
-        return
-    if h.key_length != h.value_length:
-        raise h.error(h.key("attention.value_length"), h.value_length, f"the key length {h.key_length}")
-    for name, base in (("attention.key_length_swa", h.key_length), ("attention.value_length_swa", h.key_length)):
-        if h.integer(name, base) != base:
-            raise h.error(h.key(name), h.integer(name), f"{base}, as in the other layers")
-    if spec.square and h.heads * h.key_length != h.embedding:
-        found = f"{h.heads} heads of {h.key_length}"
-        raise h.error(h.key("attention.head_count"), found, f"heads that make up {h.embedding}, the embedding length")
-    _check_rope(h, spec.rope)
-    if h.architecture == "gemma-embedding":
-        _check_both_windows(h)
-
-
-def _check_both_windows(h: Hyperparameters) -> None:
-    """llama.cpp aborts when its graph leaves one of the two attention masks unused."""
-    pattern = h.value("attention.sliding_window_pattern")
-    if isinstance(pattern, tuple):
-        windowed = [bool(item) for item in pattern[: h.layers]]
-    else:
-        period = pattern if isinstance(pattern, int) else 6
-        windowed = [period == 0 or layer % period < period - 1 for layer in range(h.trunk_layers)]
-    if len(set(windowed)) < 2:
-        found = "all layers windowed" if windowed[0] else "no layer windowed"
-        raise h.error(h.key("attention.sliding_window_pattern"), found, "layers with and without a window")
-
-
-def _check_rope(h: Hyperparameters, rope: str) -> None:
-    if rope == "none":
-        return
-    for name in ("rope.dimension_count", "rope.dimension_count_swa"):
-        rotated = h.integer(name, h.rope_dimensions)
-        if rotated % 2 or not 0 < rotated <= h.key_length:
-            raise h.error(h.key(name), rotated, f"an even number from 2 to {h.key_length}")
-        if rope == "full" and rotated != h.key_length:
-            raise h.error(h.key(name), rotated, f"{h.key_length}, the head size")
-
-
-def _check_mla(h: Hyperparameters) -> None:
-    mla = (h.integer("attention.key_length_mla"), h.integer("attention.value_length_mla"))
-    if bool(mla[0]) != bool(mla[1]):
-        raise h.error(h.key("attention.value_length_mla"), mla[1], "both MLA lengths or none")
-    rotated = h.rope_dimensions
-    if rotated % 2 or not 0 < rotated < (mla[0] or h.key_length):
-        raise h.error(h.key("rope.dimension_count"), rotated, f"an even number below {mla[0] or h.key_length}")
-    if mla[0] and (h.key_length != h.integer("attention.kv_lora_rank") + rotated or h.heads_kv != 1):
-        found = f"{h.heads_kv} KV heads of {h.key_length}"
-        expected = f"1 KV head of {h.integer('attention.kv_lora_rank') + rotated}"
-        raise h.error(h.key("attention.key_length"), found, expected)
 
 
 def _sizes(h: Hyperparameters, counts: Counts) -> dict[str, int]:

@@ -17,6 +17,7 @@ from edgellama.gguf_io.shapes import Counts, expected_tensors
 from edgellama.gguf_io.types import BLOCKS, GGMLType, ValueType
 from edgellama.gguf_io.writer import TensorSpec, Typed, writing
 
+_MOST_BYTES = 64 * 2**20
 _EXPERT_LAYERS = ("qwen2moe", "qwen3moe", "olmoe", "deepseek2", "gpt-oss")
 _WINDOWED = ("gemma2", "gemma3", "gemma3n", "gemma-embedding", "gpt-oss", "cohere2", "exaone4")
 
@@ -116,6 +117,8 @@ def build(
         for item in expected_tensors(*_plan(parse(os.fspath(target), Options())), frozenset())
         if not item.optional
     ]
+    if sum(spec.nbytes for spec in specs) > _MOST_BYTES:
+        raise ValueError(f"a specimen of more than {_MOST_BYTES:,} bytes")
     with writing(target, values, specs) as out:
         for index, spec in enumerate(specs):
             out.write(spec.name, _data(spec, seed + index))
