@@ -31,6 +31,7 @@ class Bridge:
         self._thread = threading.Thread(target=self._run, name="edgellama-runtime", daemon=True)
         self._thread.start()
         self._runtime: Runtime | None = None
+        self._starting: asyncio.Task[Any] | None = None
         self._running: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = asyncio.run_coroutine_threadsafe(self._start(make), self._loop)
@@ -48,6 +49,7 @@ class Bridge:
         self._loop.run_forever()
 
     async def _start(self, make: Callable[[], Runtime]) -> Runtime:
+        self._starting = asyncio.current_task()
         self._runtime = make()
         await self._runtime.start()
         return self._runtime
@@ -121,6 +123,8 @@ class Bridge:
             self._loop.close()
 
     async def _shut(self) -> None:
+        if self._starting is not None:
+            await asyncio.wait([self._starting])  # a cancelled start still has a process to end
         if self._runtime is not None:
             await self._runtime.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

@@ -68,7 +68,7 @@ def _chat(out: Output, model: str | None, settings: Settings, engine: EngineChoi
     from edgellama.cli.line_input import LineInput
     from edgellama.cli.plain_chat import PlainChat
 
-    with wiring.ModelSession(model, settings, engine, out) as session:
+    with wiring.ModelSession(model, settings, engine, out, plain=True) as session:
         session.begin()
         session.ready()
         if session.is_proving_model:

@@ -8,11 +8,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgellama import paths
 from edgellama.cli.doctor_checks import Check, installed, size
 
+if TYPE_CHECKING:
+    from edgellama.engine.verdicts import Attempt, Record
+
+_FIRST_RUNG = "as asked"
 _PACKAGE = "llama-cpp-python"
 _TIMEOUT_SECONDS = 120
 _INSTALL = "run scripts/chat, or install it with: pip install 'edgellama[llamacpp]' (needs a C++ compiler)"
@@ -70,6 +74,12 @@ def ask_child(command: list[str] | None = None) -> dict[str, Any] | str:
     return f"{describe(done.returncode)} when it was loaded{told}"
 
 
+def latest_by_rung(record: Record) -> list[Attempt]:
+    """The last attempt at each rung, in the order they were first tried."""
+    latest = {attempt.rung: attempt for attempt in record.attempts}
+    return list(latest.values())
+
+
 def _devices(report: dict[str, Any]) -> Iterator[Check]:
     devices = report.get("devices", [])
     accelerators = [device for device in devices if device.get("kind") != "cpu"]
@@ -114,10 +124,11 @@ def verdicts() -> Iterator[Check]:
     for record in records:
         name = f"safety verdict of {record.model}"
         serving = record.serving()
-        bad = "; ".join(f"{a.rung}: {a.outcome} {a.detail}".strip() for a in record.attempts if a.outcome not in GOOD)
+        above = [a for a in latest_by_rung(record) if a.outcome not in GOOD]
+        bad = "; ".join(f"{a.rung}: {a.outcome} {a.detail}".strip() for a in above)
         if serving is None:
             yield Check(name, "fail" if record.attempts else "unknown", bad or "not tried", "run it once to try again")
-        elif bad:
+        elif bad and serving.rung != _FIRST_RUNG:
             value = f"serves with {serving.rung} ({serving.outcome}); before: {bad}"
             yield Check(name, "warn", value, "it works; the settings it needs are remembered")
         else:

@@ -212,7 +212,8 @@ def _tell_end(out: Output, answer: Answer, request: GenerateRequest) -> None:
         out.notice(f"the answer was cut at {limit}")
     if answer.stopped:
         out.notice("stopped")
-    out.notice(f"[{timing_line(answer)}]")
+    if answer.usage.completion_tokens:
+        out.notice(f"[{timing_line(answer)}]")
 
 
 def _hit_limit(answer: Answer, request: GenerateRequest) -> bool:

@@ -68,7 +68,10 @@ def make_runtime(
 class ModelSession:
     """One served model: opened in the background, changed, described."""
 
-    def __init__(self, model: str | None, settings: Settings, engine: EngineChoice, out: Output) -> None:
+    def __init__(
+        self, model: str | None, settings: Settings, engine: EngineChoice, out: Output, *, plain: bool = False
+    ) -> None:
+        self._plain = plain
         self._settings = settings
         self._engine = engine
         self._out = out
@@ -125,8 +128,15 @@ class ModelSession:
 
     def ready(self) -> None:
         """Wait until it serves; raises what kept it from that."""
-        with self._out.progress("loading the model") as progress:
-            self.bridge.wait_started(lambda: progress.update(self._loaded_fraction, 1.0))
+        with self._out.progress("loading the model", plain=self._plain) as progress:
+
+            def show() -> None:
+                if self._loaded_fraction < 1:
+                    progress.update(self._loaded_fraction, 1.0, "loading the model")
+                else:  # what follows is the safety ladder, whose length is not known
+                    progress.update(0, None, "checking the model's numbers, once for this file and machine")
+
+            self.bridge.wait_started(show)
 
     def change(self, model: str) -> None:
         """Serve another model; on failure the one before serves again, and the failure is raised."""
