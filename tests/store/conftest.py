@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.server
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -199,3 +200,29 @@ def model_bytes(tiny_llama_gguf: Path) -> bytes:
 @pytest.fixture(scope="session")
 def model_sha256(model_bytes: bytes) -> str:
     return hashlib.sha256(model_bytes).hexdigest()
+
+
+@pytest.fixture
+def add_entry(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., str]]:
+    """`add(name, sources, file, **fields)` puts a model into a catalogue that holds nothing else."""
+    from edgellama.store import catalogue
+
+    folder = tmp_path_factory.mktemp("catalogue")
+    monkeypatch.setattr(catalogue, "folder", lambda: folder)
+    catalogue.load.cache_clear()
+
+    def add(name: str, sources: list[str], file: str, **fields: Any) -> str:
+        values: dict[str, Any] = {
+            "name": name, "title": name, "sources": sources, "file": file, "sha256": "", "licence": "apache-2.0",
+            "parameters": 1, "context_tokens": 512, "languages": ["en"], "family": "chatml", "layers": 2, "kv_heads": 1,
+            "head_size": 64, "min_memory_bytes": 1,
+        } | fields  # fmt: skip
+        lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+        (folder / f"{name}.toml").write_text("\n".join(lines), encoding="utf-8")
+        catalogue.load.cache_clear()
+        return name
+
+    yield add
+    catalogue.load.cache_clear()
