@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -18,6 +19,7 @@ from bootstrap.progress import Activity
 
 TICK_SECONDS = 0.25
 STOP_SECONDS = 8.0
+ORPHAN_SECONDS = 0.5
 TAIL_LINES = 25
 
 
@@ -29,11 +31,11 @@ class Terminated(KeyboardInterrupt):
 def signals_end_children() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into an exception, so that children are ended and the terminal is left clean."""
 
-    def stop(number: int, _frame: FrameType | None) -> None:
+    def interrupt(number: int, _frame: FrameType | None) -> None:
         raise Terminated(number)
 
     names = ("SIGTERM", "SIGHUP")
-    old = {n: signal.signal(getattr(signal, n), stop) for n in names if hasattr(signal, n)}
+    old = {name: signal.signal(getattr(signal, name), interrupt) for name in names if hasattr(signal, name)}
     try:
         yield
     finally:
@@ -48,17 +50,26 @@ def _pump(stream: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
 
 
 def stop(child: subprocess.Popen[bytes]) -> None:
-    """End a child and what it started: politely, then by force."""
-    for number in (signal.SIGINT, signal.SIGTERM, None):
-        if child.poll() is not None:
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if sys.platform != "win32":
-                os.killpg(child.pid, number or signal.SIGKILL)
-            elif number is None:
-                child.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-            child.wait(STOP_SECONDS)
+    """End a child and all that it started: politely, then by force. What ignores Ctrl-C is ended all the same."""
+    if sys.platform == "win32":
+        child.kill()
+        child.wait()
+        return
+    for number, seconds in ((signal.SIGINT, STOP_SECONDS), (signal.SIGTERM, 2.0), (signal.SIGKILL, 2.0)):
+        with contextlib.suppress(ProcessLookupError, PermissionError, KeyboardInterrupt):
+            os.killpg(child.pid, number)
+            _wait_for_group(child, seconds)
+    child.wait()
+
+
+def _wait_for_group(child: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait while the child's process group has members; those that outlive the child get a moment, no more."""
+    end, reaped = time.monotonic() + seconds, False
+    while time.monotonic() < end:
+        if not reaped and child.poll() is not None:  # its zombie would keep the group
+            end, reaped = min(end, time.monotonic() + ORPHAN_SECONDS), True
+        os.killpg(child.pid, 0)  # raises when there is no one left
+        time.sleep(0.05)
 
 
 class Runner:
@@ -82,12 +93,12 @@ class Runner:
         with Activity(title, quiet=self.quiet) as activity, self.log.open("ab") as log:
             log.write(f"\n$ {' '.join(command)}\n".encode("utf-8", "replace"))
             log.flush()
-            child = self._start(command, environ)
-            try:
-                return self._follow(child, log, activity, describe)
-            except BaseException:
-                stop(child)
-                raise
+            with self._start(command, environ) as child:
+                try:
+                    return self._follow(child, log, activity, describe)
+                except BaseException:
+                    stop(child)
+                    raise
 
     def _start(self, command: Sequence[str], environ: dict[str, str] | None) -> subprocess.Popen[bytes]:
         inherited = (self._lock_descriptor,) if self._lock_descriptor >= 0 and sys.platform != "win32" else ()

@@ -17,6 +17,10 @@ VSWHERE_QUERY = (
 NEWEST_GCC = (((13, 0), 15), ((12, 8), 14), ((12, 4), 13), ((12, 0), 12), ((11, 5), 11), ((11, 1), 10), ((11, 0), 9))
 
 
+OLDEST_CMAKE = (3, 21)
+"""llama-cpp-python's own bound; its build takes CMake from PyPI where the system's is older or absent."""
+
+
 @dataclass(frozen=True)
 class Compiler:
     """A C++ compiler: how to call it, its kind (`gcc`, `clang`, `msvc`) and major version (0: not known)."""
@@ -70,3 +74,15 @@ def for_cuda(probe: Probe, release: tuple[int, int]) -> tuple[Compiler | None, i
         if probe.which(f"g++-{major}"):
             return Compiler(f"g++-{major}", "gcc", major), limit
     return None, limit
+
+
+def cmake(probe: Probe) -> str:
+    """Which CMake the build will take, in words."""
+    answer = probe.run(["cmake", "--version"])
+    found = re.search(r"cmake version (\d+)\.(\d+)\.(\d+)", answer.stdout) if answer.ok else None
+    if not found:
+        return "CMake from PyPI"
+    version = ".".join(found.groups())
+    if (int(found[1]), int(found[2])) < OLDEST_CMAKE:
+        return f"CMake from PyPI (the system's {version} is too old)"
+    return f"CMake {version}"

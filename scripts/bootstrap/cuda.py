@@ -113,7 +113,7 @@ def _build(gpus: list[Gpu], host: compilers.Compiler, nvcc: str, *, on_path: boo
     if architectures:
         arguments.append(f"-DCMAKE_CUDA_ARCHITECTURES={architectures}")
     if nvcc and not on_path:
-        arguments.append(f"-DCMAKE_CUDA_COMPILER={nvcc}")
+        arguments.append(f"-DCMAKE_CUDA_COMPILER={nvcc.replace(chr(92), '/')}")  # CMake reads a backslash as an escape
     if host.command not in {"c++", "g++"} and host.kind != "msvc":
         arguments.append(f"-DCMAKE_CUDA_HOST_COMPILER={host.command}")
     return Build("cuda", tuple(arguments), toolkit=toolkit)
@@ -176,14 +176,26 @@ def _with_gpus(probe: Probe, gpus: list[Gpu], driver: Version) -> Finding:
         return Finding("cuda", names, _build(gpus, host, "", on_path=True, toolkit=toolkit), (), tuple(remarks))
     if toolkit:
         missing.append(_compiler_advice(probe, limit))
-    else:
+    elif not missing:
         remarks.append(trouble)
-        missing.append(f"a CUDA toolkit:  {advice.install('cuda toolkit', probe.which, probe.platform)}")
+        command = advice.install("cuda toolkit", probe.which, probe.platform)
+        missing.append(f"a CUDA toolkit{_bound(driver, gpus)}:  {command}")
     return Finding("cuda", names, None, tuple(dict.fromkeys(missing)), tuple(remarks))
+
+
+def _bound(driver: Version, gpus: list[Gpu]) -> str:
+    """The newest major release that driver and devices allow, in words."""
+    newest = driver[0] or max(OLDEST_CAPABILITY)
+    for gpu in gpus:
+        if any(gpu.capability):
+            newest = min(
+                newest, max((m for m, least in OLDEST_CAPABILITY.items() if gpu.capability >= least), default=11)
+            )
+    return f" (CUDA {newest}{' or older' if newest < max(OLDEST_CAPABILITY) else ''})"
 
 
 def _compiler_advice(probe: Probe, limit: int) -> str:
     command = advice.install("compiler", probe.which, probe.platform)
-    if compilers.find(probe) is not None and "apt-get install" in command:
-        command = command.replace("build-essential", f"g++-{limit}")
+    if compilers.find(probe) is not None:  # one is here, but too new: an older one goes beside it
+        command = command.replace("build-essential", f"g++-{limit}").replace("gcc gcc-c++ make", f"gcc{limit}-c++")
     return f"a C++ compiler that nvcc accepts (GCC {limit} or older):  {command}"

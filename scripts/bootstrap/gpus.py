@@ -93,11 +93,18 @@ def _rocm_devices(text: str) -> list[tuple[str, str]]:
     return found
 
 
+def _rocm_tool(probe: Probe, name: str) -> str:
+    """ROCm's own folder is seldom on PATH."""
+    own = f"/opt/rocm/bin/{name}"
+    return name if probe.which(name) else own if probe.exists(own) else ""
+
+
 def rocm(probe: Probe) -> Finding:
     """AMD GPUs that ROCm names; needs hipcc's clang, hipBLAS and rocBLAS to build."""
-    if not probe.which("rocminfo"):
+    rocminfo, hipconfig = _rocm_tool(probe, "rocminfo"), _rocm_tool(probe, "hipconfig")
+    if not rocminfo:
         return Finding("rocm")
-    answer = probe.run(["rocminfo"])
+    answer = probe.run([rocminfo])
     if re.search(r"Permission denied|not member of", answer.text):
         return Finding(
             "rocm", missing=("access to the GPU:  sudo usermod -aG render,video $USER  (then log in again)",)
@@ -107,7 +114,7 @@ def rocm(probe: Probe) -> Finding:
     found = _rocm_devices(answer.stdout)
     if not found:
         return Finding("rocm")
-    parts = [] if probe.run(["hipconfig", "--version"]).ok else ["hipcc"]
+    parts = [] if probe.run([hipconfig or "hipconfig", "--version"]).ok else ["hipcc"]
     if not any(map(probe.exists, HIPBLAS_HEADERS)):
         parts.append("hipBLAS and rocBLAS headers")
     missing = _missing(probe, "rocm", parts)
@@ -117,8 +124,8 @@ def rocm(probe: Probe) -> Finding:
     targets = ";".join(sorted({*own} or {architecture for architecture, _ in found}))
     build = None
     if not missing:
-        clang = probe.run(["hipconfig", "-l"]).stdout.strip()
-        root = probe.run(["hipconfig", "-R"]).stdout.strip()
+        clang = probe.run([hipconfig, "-l"]).stdout.strip()
+        root = probe.run([hipconfig, "-R"]).stdout.strip()
         environ = {"HIPCXX": f"{clang}/clang", "HIP_PATH": root} if clang and root else {}
         build = Build("rocm", ("-DGGML_HIP=ON", f"-DGPU_TARGETS={targets}"), environ)
     remarks = () if own else ("only a GPU inside the processor; --backend rocm uses it all the same",)

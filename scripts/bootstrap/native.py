@@ -98,7 +98,8 @@ class Native:
             return loaded
         root = self._toolkit(build)
         arguments = self._arguments(build, root)
-        say(f"building llama.cpp for: {build.backend}    CMAKE_ARGS: {' '.join(arguments) or '(none)'}")
+        shown = " ".join([*arguments, os.environ.get("CMAKE_ARGS", "")]).strip() or "(none)"
+        say(f"llama.cpp for {build.backend}, {compilers.cmake(self._probe)}, CMAKE_ARGS: {shown}")
         fresh = rebuild or self.avoid_wheel
         self._need_compiler(must_build=fresh or bool(arguments))
         self._install(build, arguments, replace=bool(loaded.version or loaded.crash) or rebuild, fresh=fresh)

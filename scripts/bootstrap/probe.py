@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 TIMEOUT_SECONDS = 20
+_USUAL_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/opt/homebrew/bin"
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,11 @@ class RecordedMachine:
         return self.commands.get(" ".join(command), Transcript(None))
 
     def which(self, name: str) -> str | None:
-        return next((path for path in sorted(self.paths) if path.rpartition("/")[2] in {name, f"{name}.exe"}), None)
+        if name in self.paths:
+            return name
+        folders = self.environ.get("PATH", _USUAL_PATH).split(":" if self.platform != "win32" else ";")
+        names = [f"{folder}/{name}{ending}" for folder in folders for ending in ("", ".exe")]
+        return next((path for path in names if path in self.paths), None)
 
     def exists(self, path: str) -> bool:
         return path in self.paths

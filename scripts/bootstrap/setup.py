@@ -106,11 +106,16 @@ class Setup:
         self._refuse_offline()
         if self.wheelhouse:
             self.wheelhouse.check(quiet=options.quiet)
-        stamp.write(str(self.folder), old, complete=False)
+        stamp.write_as_is(str(self.folder), {**old, "source": ""})
         say(f"setting up edgellama in {self.folder} (log: {runner.log.name})")
         venv.make(self.folder, runner)
         packages = ",".join(sorted(self.extras - {NATIVE_EXTRA}))
-        pip.install("installing packages", ["--editable", f"{stamp.ROOT}[{packages}]" if packages else stamp.ROOT])
+        try:
+            pip.install("installing packages", ["--editable", f"{stamp.ROOT}[{packages}]" if packages else stamp.ROOT])
+        except SetupError as error:
+            if error.code == OFFLINE and old.get("source"):  # nothing was changed: what worked goes on working
+                stamp.write_as_is(str(self.folder), old)
+            raise
         venv.verify_import(self.folder, runner)
         asked = options.backend or old.get("backend_asked") or "auto"
         fields = {"backend_asked": asked, "wheelhouse": self.wheelhouse.digest if self.wheelhouse else ""}

@@ -51,9 +51,13 @@ def read(venv: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
-def write(venv: str, fields: dict[str, str], *, complete: bool = True) -> None:
-    """Write the stamp so that a reader sees all of it or none. An incomplete one only remembers what was chosen."""
-    lines = {**fields, "source": source_digest(venv) if complete else "", "python": interpreter(venv)}
+def write(venv: str, fields: dict[str, str]) -> None:
+    """Write the stamp of a complete environment, so that a reader sees all of it or none."""
+    write_as_is(venv, {**fields, "source": source_digest(venv), "python": interpreter(venv)})
+
+
+def write_as_is(venv: str, lines: dict[str, str]) -> None:
+    """Write these fields. With an empty `source` they only remember what was chosen."""
     temporary = f"{stamp_path(venv)}.{os.getpid()}.tmp"
     with open(temporary, "w", encoding="utf-8") as stream:
         stream.writelines(f"{key}={value}\n" for key, value in lines.items())

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -119,7 +120,7 @@ def write(folder: Path, requirements: list[str], native: str, model: str, pip: P
     size = sum(path.stat().st_size for path in folder.iterdir())
     say(f"{folder}: {size / 1e9:.2f} GB for {' '.join(here()[key] for key in ('system', 'machine', 'python'))}")
     say("Carry it with this checkout; there, without a network:")
-    say(f"    ./scripts/chat --wheelhouse {folder.name}")
+    say(f"    ./scripts/chat --wheelhouse {shlex.quote(folder.name)}")
 
 
 def _frozen(pip: Pip) -> str:
