@@ -9,9 +9,10 @@ import click
 from edgellama.cli.common import Output
 from edgellama.cli.common import command as declare
 from edgellama.cli.store_output import model_json, size_text
+from edgellama.errors import NotFoundError, OfflineError
 
 if TYPE_CHECKING:
-    from edgellama.store import StoredModel
+    from edgellama.store import Store, StoredModel
 
 _TEMPLATE_LINES = 12
 _LAYERS = ("settings", "catalogue", "model file", "built-in")
@@ -33,11 +34,18 @@ def command(out: Output, model: str) -> None:
     if entry is not None and not store.is_path(model) and store.find(model) is None:
         shown: dict[str, Any] = {"here": False, "catalogue": msgspec.to_builtins(entry)}
     else:
-        shown = _file(store.resolve(model, offline=True), verbose=out.verbose)
+        shown = _file(_here(store, model), verbose=out.verbose)
     if out.json:
         out.object(shown)
     else:
         _print(out, shown)
+
+
+def _here(store: Store, model: str) -> StoredModel:
+    try:
+        return store.resolve(model, offline=True)
+    except OfflineError as error:
+        raise NotFoundError(f"{model} is not here", f"`edgellama pull {model}` fetches it") from error
 
 
 def _file(model: StoredModel, *, verbose: bool) -> dict[str, Any]:
