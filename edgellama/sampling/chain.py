@@ -8,7 +8,7 @@ is either exact or correctly rounded, so that the same logits and seed give the 
 from __future__ import annotations
 
 import math
-import secrets
+import os
 import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -198,7 +198,7 @@ class Sampler:
         Raises `UsageError` when `logit_bias` names a token outside the vocabulary or is not a number.
         """
         chosen = merge((options, BUILT_IN))
-        fallback = seed if seed is not None else secrets.randbits(63)
+        fallback = seed if seed is not None else int.from_bytes(os.urandom(8), "little") >> 1
         self.seed = fallback if chosen.seed is None else chosen.seed
         self._index = 0
         self._top_k = chosen.top_k or 0
