@@ -11,6 +11,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 from bootstrap import stamp
 from bootstrap.children import Runner
@@ -50,6 +51,16 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def _checked(manifest: Any) -> dict[str, Any]:
+    """The manifest if it has the form that `_write_manifest` gives it; raises `ValueError`."""
+    match manifest:
+        case {"format": int(), "for": dict(machines), "files": dict(files)}:
+            texts = [*machines.values(), *files.keys(), *files.values(), *manifest.get("processor_flags", [])]
+            if all(isinstance(text, str) for text in texts) and all(Path(name).name == name for name in files):
+                return cast("dict[str, Any]", manifest)
+    raise ValueError("it is not a list of wheels")
+
+
 class Wheelhouse:
     """A folder that `--make-wheelhouse` wrote; its manifest says for what machines, and each file's SHA-256."""
 
@@ -58,14 +69,14 @@ class Wheelhouse:
         if not folder.is_dir():
             raise SetupError(f"there is no folder {folder}", code=3)
         try:
-            self.manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+            self.manifest = _checked(json.loads((folder / MANIFEST).read_text("utf-8")))
         except (OSError, ValueError) as error:
             raise SetupError(
                 f"{folder} has no readable {MANIFEST}: {error}",
                 ["Write it on a machine with a network:", "    ./scripts/chat --make-wheelhouse DIR"],
                 code=4,
             ) from error
-        if self.manifest.get("format", 0) > FORMAT:
+        if self.manifest["format"] > FORMAT:
             raise SetupError(f"{folder} was written by a newer edgellama", ["Update this checkout."], code=4)
 
     @property
