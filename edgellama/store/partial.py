@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from edgellama import files
-from edgellama.errors import DiskFullError
+from edgellama.errors import EdgellamaError
 from edgellama.store import faults
 
 _SYNC_EVERY_BYTES = 64 << 20
@@ -113,7 +113,10 @@ class Part:
     def close(self) -> None:
         """Keep what there is for the next pull; never raises, since it runs while another error is on its way."""
         if self._stream is not None:
-            with contextlib.suppress(OSError, DiskFullError):
+            with contextlib.suppress(OSError, EdgellamaError):
+                if self.size_bytes == 0:
+                    self.discard()
+                    return
                 self._sync()
             self._stream.close()
             self._stream = None

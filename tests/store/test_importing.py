@@ -14,7 +14,6 @@ from edgellama.errors import DiskFullError, GGUFError, InvalidFileError, NotFoun
 from edgellama.store import Store, catalogue, copying, silent
 from edgellama.store.importing import import_file, model_files
 
-
 fcntl = pytest.importorskip("fcntl", reason="sharing blocks is tested on POSIX")
 
 

@@ -219,7 +219,9 @@ def test_offline(monkeypatch: pytest.MonkeyPatch, value: str, asked: bool | None
 def test_importing_the_store_is_light() -> None:
     import subprocess
 
-    heavy = "(m for m in ('httpx', 'numpy', 'gguf', 'rich') if m in sys.modules)"
+    heavy = (
+        "(m for m in ('httpx', 'numpy', 'gguf', 'rich', 'urllib.request', 'edgellama.store.pull') if m in sys.modules)"
+    )
     code = f"import sys, edgellama.store as s; s.default_model(); print(*{heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
