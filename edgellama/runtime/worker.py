@@ -313,7 +313,8 @@ def main() -> NoReturn:
     faulthandler.enable()
     incoming, outgoing = pipes.take_over()
     outbox = pipes.Outbox(outgoing)
-    with boundary(outbox), os.fdopen(incoming, "rb") as stream:
+    stream = os.fdopen(incoming, "rb")  # never closed: that would wait for the thread that reads it
+    with boundary(outbox):
         Worker(stream, outbox, watch_parent=not watched).run()
     _end(0)
 
