@@ -48,7 +48,8 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
             yield cast(BinaryIO, stream)
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.chmod(mode)
+        with contextlib.suppress(OSError):  # some file systems of sticks have no modes; mkstemp's 0600 is stricter
+            temporary.chmod(mode)
         temporary.replace(path)
         sync_folder(path.parent)
     except OSError as error:

@@ -62,14 +62,19 @@ def _http_fault(error: Exception, url: str, host: str, what: str) -> TransferFau
         return _proxy_fault(error, what)
     if isinstance(error, httpx.TimeoutException):
         text = f"{what}: {host} did not answer in time"
-        return TransferFault(NetworkError(text, f"{_KEPT}; behind a proxy set HTTPS_PROXY"), transient=True)
+        advice = f"{_mirror(host)}behind a proxy set HTTPS_PROXY; {_KEPT}"
+        return TransferFault(NetworkError(text, advice), transient=True)
     if isinstance(error, httpx.ConnectError):
         text = f"{what}: no connection to {host} ({_reason(error)})"
-        advice = f"check the network, a firewall, and HTTPS_PROXY if a proxy is needed; {_CARRY}"
+        advice = f"check the network, a firewall, and HTTPS_PROXY if a proxy is needed; {_mirror(host)}{_CARRY}"
         return TransferFault(NetworkError(text, advice), transient=True)
     return TransferFault(
         NetworkError(f"{what}: the transfer from {host} broke off ({_reason(error)})", _KEPT), transient=True
     )
+
+
+def _mirror(host: str) -> str:
+    return "where huggingface.co is blocked, HF_ENDPOINT names a mirror; " if host.startswith("huggingface.co") else ""
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -109,7 +114,7 @@ def _tls_fault(error: ssl.SSLError, host: str, what: str) -> TransferFault:
 
 def _dns_fault(error: socket.gaierror, host: str, what: str) -> TransferFault:
     text = f"{what}: the name {host} could not be resolved ({error.strerror or error})"
-    advice = f"is this machine online? Behind a proxy set HTTPS_PROXY; {_CARRY}"
+    advice = f"is this machine online? Behind a proxy set HTTPS_PROXY; {_mirror(host)}{_CARRY}"
     return TransferFault(NetworkError(text, advice), transient=error.errno == socket.EAI_AGAIN)
 
 

@@ -50,6 +50,8 @@ class Part:
         self.state = _read_state(self.sidecar)
         try:
             self.target.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.is_symlink():
+                self.path.unlink()  # on a foreign medium it could point at any file of this machine
             self._stream = FileIO(self.path, "r+" if self.path.exists() else "w+")
             usable = os.fstat(self._stream.fileno()).st_size
             if self.state.boot != _boot():

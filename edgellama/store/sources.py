@@ -116,9 +116,9 @@ def _local_path(text: str) -> str:
         parts = urllib.parse.urlsplit(text)
         if parts.netloc not in ("", "localhost"):
             raise UsageError(f"{printable(text)}: a file address with a host is not supported", "give its path instead")
-        import urllib.request  # takes a sixth of the start-up time, and few need it
+        from urllib.request import url2pathname  # slow to import, and few need it
 
-        rest = urllib.request.url2pathname(parts.path)
+        rest = url2pathname(parts.path)
     if not rest:
         raise UsageError("file: needs a path")
     return str(Path(rest).expanduser().absolute())

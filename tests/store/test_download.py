@@ -336,3 +336,23 @@ def test_a_folder_that_may_not_be_written_is_told(fetch: Fetch) -> None:
     finally:
         fetch.target.parent.chmod(0o700)
     assert "EDGELLAMA_MODELS_DIR" in caught.value.advice
+
+
+def test_nothing_stays_when_nothing_came(fetch: Fetch) -> None:
+    fetch.server.files["/file"].script = [fetch.server.status(404)]
+    with pytest.raises(NotFoundError):
+        fetch()
+    assert list(fetch.target.parent.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a privilege there")
+def test_a_link_in_the_place_of_the_part_is_not_followed(
+    fetch: Fetch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    precious = tmp_path_factory.mktemp("elsewhere") / "precious"
+    precious.write_bytes(b"do not touch")
+    fetch.target.with_name("model.bin.part").symlink_to(precious)
+    fetch.target.with_name("model.bin.part.json").symlink_to(precious)
+    fetch()
+    assert precious.read_bytes() == b"do not touch"
+    assert fetch.target.read_bytes() == DATA

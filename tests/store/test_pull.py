@@ -424,6 +424,25 @@ def test_a_killed_pull_goes_on(endpoint: Any, model_bytes: bytes) -> None:
         assert endpoint.seen[0].headers["range"] == "bytes=700000-"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_control_c_keeps_what_came(endpoint: Any, model_bytes: bytes) -> None:
+    endpoint.serve("/o/r/resolve/main/T.gguf", model_bytes).script = [endpoint.hold(700_000)]
+    command = [sys.executable, "-m", "edgellama", "pull", "hf:o/r/T.gguf"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    part = Store().folder / "t" / "T.gguf.part"
+    deadline = time.monotonic() + 20
+    while (not part.exists() or part.stat().st_size < 700_000) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=20)
+    assert child.returncode == 130
+    assert (out, "Traceback" in err) == ("", False)
+    endpoint.release.set()
+    endpoint.seen.clear()
+    assert pull("hf:o/r/T.gguf").path.read_bytes() == model_bytes
+    assert endpoint.seen[0].headers["range"] == "bytes=700000-"
+
+
 def test_two_pulls_at_once_fetch_once(endpoint: Any, model_bytes: bytes) -> None:
     served = endpoint.serve("/o/r/resolve/main/T.gguf", model_bytes)
     served.script = [endpoint.hold(700_000)]
