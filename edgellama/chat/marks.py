@@ -133,7 +133,7 @@ class Finder:
             position = start + 1
             for length in self._lengths[match[0]]:
                 stop = start + length
-                if text[start:stop] not in self._known:
+                if stop > len(text) or text[start:stop] not in self._known:
                     continue
                 if any(place in cuts for place in range(start + 1, max(stop, start + 2))):
                     cut.append((start, stop))

@@ -56,7 +56,7 @@ def build(
         on_notice(*notice)  # type: ignore[misc]
     known = frozenset(control_texts) - {""}
     structural = frozenset(text for text in END_OF_TURN_TEXTS if text in template.source)
-    scan = _Scan(template, prepared, known | structural, tools, arguments or {}, add_generation_prompt)
+    scan = _Scan(template, prepared, known | structural, arguments or {}, add_generation_prompt)
     marked = scan.result()
     text = marked.text
     fakes, genuine = scan.finder.spans(text, marked.cuts)
@@ -81,14 +81,13 @@ class _Scan:
         template: ChatTemplate,
         prepared: Prepared,
         protected: frozenset[str],
-        tools: Tools,
         arguments: Mapping[str, Any],
         add_generation_prompt: bool,
     ) -> None:
         self._template = template
         self._prepared = prepared
         self._protected = protected
-        self._tools = list(tools)
+        self._tools = None if prepared.tools is None else list(prepared.tools)
         self._arguments = dict(arguments)
         self._add_generation_prompt = add_generation_prompt
         self.finder = marks.Finder(protected)

@@ -12,7 +12,7 @@ from jinja2 import nodes
 
 from edgellama.chat import adapt, fallback, sandbox
 from edgellama.chat.adapt import ChatNotice, Form, Turn
-from edgellama.chat.limits import SCALARS, Budget, Limits
+from edgellama.chat.limits import ADVICE, SCALARS, Budget, Limits
 from edgellama.chat.messages import Message
 from edgellama.errors import TemplateError, UsageError
 
@@ -28,6 +28,7 @@ class Prepared:
     turns: tuple[Turn, ...]
     text: str
     notices: tuple[ChatNotice, ...]
+    tools: Tools | None = None
 
 
 class ChatTemplate:
@@ -83,29 +84,40 @@ class ChatTemplate:
         """Find the form of the conversation that the template accepts, from the given one on. Raises `TemplateError`.
 
         A refused or dropped system message moves into the first user message, several become one, and rows of one role
-        are joined; arguments of tool calls become JSON text where the template cannot take objects.
+        are joined; arguments of tool calls become JSON text where the template cannot take objects. All attempts share
+        one time limit.
         """
         deadline = time.thread_time() + self._limits.seconds
 
-        def attempt(given: tuple[Turn, ...]) -> str:
-            left = max(deadline - time.thread_time(), 0.01)
-            fields = [turn.fields for turn in given]
-            return self._run(fields, tools, arguments, add_generation_prompt, replace(self._limits, seconds=left))
+        def tried(form: Form, given_tools: Tools | None) -> Prepared:
+            def attempt(given: tuple[Turn, ...]) -> str:
+                left = replace(self._limits, seconds=max(deadline - time.thread_time(), 0.01))
+                fields = [turn.fields for turn in given]
+                return self._run(fields, given_tools, arguments, add_generation_prompt, left)
 
-        try:
-            prepared = _prepare(adapt.turns(messages, self._form), attempt)
-            retry = adapt.leaks_objects(prepared.turns, prepared.text)
-        except sandbox.RefusedError:
-            raise
-        except TemplateError:
-            if not any(message.tool_calls for message in messages):
+            prepared = replace(_prepare(adapt.turns(messages, form), attempt), tools=given_tools)
+            if not form.text_arguments and adapt.leaks_objects(prepared.turns, prepared.text):
+                raise TemplateError("the chat template prints arguments as Python writes them")
+            return prepared
+
+        ways = [(self._form, tools or None)]
+        if not tools:
+            ways.append((self._form, ()))  # some go through the list without asking whether there is one
+        if any(message.tool_calls for message in messages):
+            ways.append((replace(self._form, text_arguments=True), tools or None))
+        failure: TemplateError | None = None
+        for way in ways:
+            try:
+                prepared = tried(*way)
+            except sandbox.RefusedError:
                 raise
-            retry = True
-        if retry:
-            prepared = _prepare(adapt.turns(messages, replace(self._form, text_arguments=True)), attempt)
-        if tools and not self.reads_tools:
-            prepared = replace(prepared, notices=(*prepared.notices, adapt.TOOLS_IGNORED))
-        return prepared
+            except TemplateError as error:
+                failure = failure or error
+                continue
+            if tools and not self.reads_tools:
+                prepared = replace(prepared, notices=(*prepared.notices, adapt.TOOLS_IGNORED))
+            return prepared
+        raise failure or TemplateError("the chat template printed nothing", ADVICE)
 
     def render_dicts(
         self,
@@ -116,12 +128,12 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
     ) -> str:
         """Render messages that are already in the template's form, as Hugging Face's `render_jinja_template` does."""
-        return self._run(messages, tools or (), arguments, add_generation_prompt, self._limits)
+        return self._run(messages, tools, arguments, add_generation_prompt, self._limits)
 
     def _run(
         self,
         messages: Sequence[Mapping[str, Any]],
-        tools: Tools,
+        tools: Tools | None,
         arguments: Mapping[str, Any] | None,
         add_generation_prompt: bool,
         limits: Limits,
@@ -138,7 +150,7 @@ class ChatTemplate:
             "documents": None,
             **copy.plain(arguments),
             "messages": [_with_reasoning(message) for message in copy.plain(list(messages))],
-            "tools": copy.plain(list(tools)) if tools else None,
+            "tools": None if tools is None else copy.plain(list(tools)),
             "add_generation_prompt": add_generation_prompt,
         }
         budget = Budget(limits, input_chars=copy.chars, input_nodes=copy.nodes)
