@@ -1,7 +1,7 @@
 """A child process: llama.cpp's bindings and nothing of edgellama around its `llama_decode`.
 
-Takes one JSON object per line: first `{"path", "options"}`, then `{"prompt", "answer"}` (token ids to decode one by one);
-answers `{"prompt_seconds", "step_seconds"}`. Context settings come from the same options as the worker's.
+Takes one JSON object per line: first `{"path", "options"}`, then `{"prompt", "answer"}` (ids to decode at once, and
+one by one); answers `{"prompt_seconds", "step_seconds"}`. Context settings come from the same options as the worker's.
 """
 
 from __future__ import annotations

@@ -66,7 +66,14 @@ class Bare:
         """Start it and wait for its model."""
         here = Path(__file__).with_name("_bare.py")
         pipe = asyncio.subprocess.PIPE
-        bare = cls(await asyncio.create_subprocess_exec(sys.executable, str(here), stdin=pipe, stdout=pipe))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(here),
+            stdin=pipe,
+            stdout=pipe,
+            start_new_session=True,  # as the worker: Linux shares a busy machine between sessions, not processes
+        )
+        bare = cls(process)
         await bare.ask({"path": str(path), "options": msgspec.to_builtins(options)})
         return bare
 
@@ -76,6 +83,7 @@ class Bare:
         assert stdin is not None
         assert stdout is not None
         stdin.write(json.dumps(request).encode() + b"\n")
+        await stdin.drain()
         line = await stdout.readline()
         if not line:
             raise EngineError("the bare loop's process ended")
@@ -161,7 +169,7 @@ async def measure(choice: argparse.Namespace, path: Path) -> dict[str, Any]:
         words = await check(path, options, worker, loaded)
         bare = await Bare.start(path, options)
         try:
-            draw = random.Random(1)  # noqa: S311 - no secret
+            draw = random.Random(1)
             for number in range(choice.rounds + 1):
                 one = await one_round(worker, bare, loaded, draw, choice, number)
                 if number:  # the first one warms up
