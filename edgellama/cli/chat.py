@@ -72,5 +72,5 @@ def _chat(out: Output, model: str | None, settings: Settings, engine: EngineChoi
         session.begin()
         session.ready()
         if session.is_proving_model:
-            tell_once(out, session.describe(), settings.language)
+            tell_once(out, session.name, settings.language)
         return PlainChat(out, session, Conversation(**choices), LineInput(sys.stdin, sys.stdout)).talk()

@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -96,6 +97,12 @@ def drop_output() -> None:
         descriptor = os.open(os.devnull, os.O_WRONLY)
         os.dup2(descriptor, 1)
         os.close(descriptor)
+
+
+def ignore_late_interrupts() -> None:
+    """Let a Ctrl-C no longer count: while the interpreter shuts down it would kill the process instead of raising."""
+    with contextlib.suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class Boundary:

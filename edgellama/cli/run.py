@@ -87,7 +87,7 @@ def _run(out: Output, model: str, wishes: Wishes, engine: EngineChoice) -> int:
         answer = follow(session.bridge, request, screen, out.progress("reading the prompt"))
         screen.finish(answer)
         if out.json:
-            out.object(as_object(answer, model))
+            out.object(as_object(answer, session.name))
         else:
             _tell_end(out, answer, request)
     if (error := answer.error()) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,10 @@ def make_spec(stored: StoredModel, settings: Settings, engine: EngineChoice) -> 
 
 
 def make_runtime(
-    spec: Callable[[], ModelSpec], settings: Settings, on_load_progress: Callable[[float], None]
+    spec: Callable[[], ModelSpec],
+    settings: Settings,
+    on_load_progress: Callable[[float], None],
+    writable: tuple[str, ...] = (),
 ) -> Runtime:
     """The host that will serve it; not started. `spec` runs in a thread while the worker's process starts."""
     from edgellama.monitor.psutil_sensors import Temperature
@@ -59,7 +63,7 @@ def make_runtime(
 
     return Host(
         spec,
-        start=Start(probe_seconds=settings.probe_seconds),
+        start=Start(probe_seconds=settings.probe_seconds, writable=writable),
         read_temperature=lambda: Temperature().read().value,
         on_load_progress=on_load_progress,
     )
@@ -97,6 +101,11 @@ class ModelSession:
         return self._bridge
 
     @property
+    def name(self) -> str:
+        """The model's name in the store, or its file's."""
+        return self._stored.name if self._stored is not None else self._wanted or ""
+
+    @property
     def is_proving_model(self) -> bool:
         """Whether it is the catalogue's smallest, which only shows that the machine works."""
         entry = self._stored.entry if self._stored is not None else None
@@ -124,7 +133,10 @@ class ModelSession:
         def spec() -> ModelSpec:
             return make_spec(found.result(), self._settings, self._engine)
 
-        return Bridge(lambda: make_runtime(spec, self._settings, loaded))
+        # The fake engine counts its faults in a file beside the script.
+        fake = (self._wanted or "").endswith(FAKE_SUFFIX)
+        writable = (str(Path(self._wanted or "").absolute().parent),) if fake else ()
+        return Bridge(lambda: make_runtime(spec, self._settings, loaded, writable))
 
     def ready(self) -> None:
         """Wait until it serves; raises what kept it from that."""
@@ -140,20 +152,22 @@ class ModelSession:
 
     def change(self, model: str) -> None:
         """Serve another model; on failure the one before serves again, and the failure is raised."""
-        before, stored = self._stored, find_model(model, self._settings, self._out)
+        before, wanted = self._stored, self._wanted
+        stored = find_model(model, self._settings, self._out)
         make_spec(stored, self._settings, self._engine)  # a bad file is told before the present model goes
         try:
-            self._reopen(stored)
+            self._reopen(stored, model)
         except (EdgellamaError, KeyboardInterrupt):
             if before is not None:
-                self._reopen(before)
+                self._reopen(before, wanted)
             raise
 
-    def _reopen(self, stored: StoredModel) -> None:
+    def _reopen(self, stored: StoredModel, wanted: str | None) -> None:
         self.bridge.close()  # first, for both may not fit
         found: concurrent.futures.Future[StoredModel] = concurrent.futures.Future()
         found.set_result(stored)
-        self._stored, self._bridge = stored, self._start(found)
+        self._stored, self._wanted = stored, wanted
+        self._bridge = self._start(found)
         self.ready()
 
     def status(self) -> ModelStatus | None:

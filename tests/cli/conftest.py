@@ -117,7 +117,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedRuntime:
     from edgellama.cli import wiring
 
     runtime = ScriptedRuntime()
-    stored = SimpleNamespace(entry=None)
+    stored = SimpleNamespace(entry=None, name="scripted")
     monkeypatch.setattr(wiring, "find_model", lambda *_arguments: stored)
     monkeypatch.setattr(wiring, "make_spec", lambda *_arguments: None)
     monkeypatch.setattr(wiring, "make_runtime", lambda *_arguments: runtime)
