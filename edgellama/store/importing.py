@@ -52,7 +52,7 @@ def import_file(path: Path, models: Path, on_progress: OnProgress, *, copy: bool
         if path in stored.paths and not stored.missing() and not copy:
             return stored
     name = _free_name(path, known)
-    with locked(models, name, on_progress):
+    with locked(models if copy else records.index_dir(), name, on_progress):
         how, folder, recorded = _place(parts, models / name, on_progress, copy=copy)
         entry = catalogue.by_file(path.name, recorded[0].sha256)
         record = Record(

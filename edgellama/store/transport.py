@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from edgellama.errors import NetworkError, OfflineError, UsageError
 from edgellama.store import faults
+from edgellama.store.names import printable
 from edgellama.store.sources import without_secrets
 
 if TYPE_CHECKING:
@@ -122,8 +123,7 @@ class Transport:
                 if response.status_code not in _REDIRECTS or "location" not in response.headers:
                     yield Reply(response, url, linked)
                     return
-                target = urllib.parse.urljoin(url, response.headers["location"])
-            _check_redirect(url, target, ask.what)
+                target = _redirect(url, response.headers["location"], ask.what)
             if origin(target) != origin(url):
                 authorization = ""  # once it has left, a token does not come back either
             url = target
@@ -228,12 +228,12 @@ def offline_error(what: str, url: str) -> OfflineError:
 
 def origin(url: str) -> tuple[str, str, int]:
     """Scheme, host and port of `url`."""
-    parts = urllib.parse.urlsplit(url)
-    return (
-        parts.scheme.lower(),
-        (parts.hostname or "").lower(),
-        parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0),
-    )
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+    except ValueError:
+        return "", url, -1  # equal to no other; the request itself will fail
+    return parts.scheme.lower(), (parts.hostname or "").lower(), port
 
 
 def is_loopback(host: str) -> bool:
@@ -245,15 +245,22 @@ def is_loopback(host: str) -> bool:
     return False
 
 
-def _check_redirect(url: str, target: str, what: str) -> None:
-    scheme = urllib.parse.urlsplit(target).scheme.lower()
+def _redirect(url: str, location: str, what: str) -> str:
+    """Where a redirect leads; raises for what may not be followed."""
+    try:
+        target = urllib.parse.urljoin(url, location)
+        scheme = urllib.parse.urlsplit(target).scheme.lower()
+    except ValueError:
+        target, scheme = "a malformed address", ""
     if scheme not in ("http", "https") or (scheme == "http" and url.lower().startswith("https:")):
         raise faults.TransferFault(
             NetworkError(
-                f"{what}: {without_secrets(url)} redirects to {without_secrets(target)}, which is not encrypted",
+                f"{what}: {without_secrets(url)} redirects to {printable(without_secrets(target))}, "
+                "which is not an encrypted address",
                 "use another source or mirror",
             )
         )
+    return target
 
 
 def _user_agent() -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgellama.errors import EdgellamaError, InvalidFileError, UsageError
 from edgellama.store import sources
@@ -30,6 +32,18 @@ def test_addresses(text: str, url: str) -> None:
     assert address(parse(text)) == url
 
 
+@given(st.sampled_from(["hf:", "ms:", "https:", "https://", "file:", "file://", "pypi:"]), st.text(max_size=60))
+def test_no_text_surprises_the_parser(prefix: str, rest: str) -> None:
+    try:
+        source = parse(prefix + rest)
+        _ = str(source), source.file_name, address(source), source.sibling("x")
+    except EdgellamaError as error:
+        message = error.message
+    else:
+        message = ""
+    assert not any(ord(letter) < 32 for letter in message)
+
+
 def test_mirrors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "https://hf-mirror.example/")
     monkeypatch.setenv("MODELSCOPE_DOMAIN", "www.modelscope.cn")
@@ -42,7 +56,9 @@ def test_mirrors(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         "hf:", "hf:org", "hf:org/", "hf:/repo/file", "hf:../../etc/passwd", "hf:org/repo/../../../x", "hf:o/r//x",
         "hf:org/re po/f.gguf", "hf:org/repo/a\\b.gguf", "hf:org/repo/a\nb.gguf", "hf:org/repo/./f.gguf", "hf:./repo/x",
-        "ms:..", "https://", "https:///x", "https://h/a b", "https://h/\x1b[2J", "pypi:name", "pypi:==1", "pypi:a==",
+        "ms:..", "https://", "https:///x", "https://[", "https://h:99999999/x",
+        "https://h:x/", "file://[", "file:~nouser/x", "file:a\0b", "https://h/a b", "https://h/\x1b[2J",
+        "pypi:name", "pypi:==1", "pypi:a==",
         "pypi:a==1/../x", "pypi:a==1//x", "pypi:na me==1", "file:", "file://otherhost/x",
     ],
 )  # fmt: skip

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,18 @@ import pytest
 
 from edgellama import files
 from edgellama.errors import EdgellamaError, InvalidFileError, NotFoundError, UsageError
-from edgellama.store import Store, default_model, is_offline, records, silent
+from edgellama.store import (
+    OnProgress,
+    Store,
+    copying,
+    default_model,
+    importing,
+    is_offline,
+    locking,
+    pull,
+    records,
+    silent,
+)
 from edgellama.store.importing import import_file
 from edgellama.store.records import FileRecord, Record
 
@@ -122,16 +132,14 @@ def test_a_stick_carries_its_own_records(store: Store, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def read_only(store: Store) -> Iterator[Path]:
-    """The store's folder as a medium that cannot be written; root may write anyway, so writes are refused by hand."""
-    put(store.folder, "alpha")
-    yield store.folder
-    for path in (store.folder, *store.folder.rglob("*")):
-        path.chmod(0o755)
+def read_only(store: Store) -> Path:
+    """The folder of a store that is to be read-only; root may write anywhere, so the test refuses writes by hand."""
+    put(store.folder, "alpha", source="hf:o/r/alpha.gguf")
+    return store.folder
 
 
 def test_a_read_only_store_is_used_without_locks_or_records(
-    read_only: Path, store: Store, tiny_llama_gguf: Path, monkeypatch: pytest.MonkeyPatch
+    read_only: Path, store: Store, tiny_llama_gguf: Path, add_entry: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = files.write_bytes
 
@@ -141,9 +149,21 @@ def test_a_read_only_store_is_used_without_locks_or_records(
         real(path, data, mode)
 
     monkeypatch.setattr(files, "write_bytes", refuse)
+    monkeypatch.setattr(copying, "_clone", lambda _source, _target: False)
     before = sorted(read_only.rglob("*"))
     assert store.resolve("alpha", offline=True).path.is_relative_to(read_only)
     assert sorted(read_only.rglob("*")) == before
+    real_lock = locking.locked
+
+    def no_lock(folder: Path, name: str, on_progress: OnProgress) -> Any:
+        assert not folder.is_relative_to(read_only), "no lock on a medium that cannot be written"
+        return real_lock(folder, name, on_progress)
+
+    for module in (pull, importing):
+        monkeypatch.setattr(module, "locked", no_lock)
+    add_entry("alpha", ["hf:o/r/alpha.gguf"], "alpha.gguf", licence="llama3.2")
+    assert store.pull("alpha", offline=True).path.is_relative_to(read_only)
+    assert import_file(tiny_llama_gguf, store.folder, silent).paths == (tiny_llama_gguf,)
     record = Record(how="pulled", files=(FileRecord(path="alpha.gguf", size_bytes=4),))
     saved = records.save("alpha", record, read_only / "alpha")
     assert saved.record_path is not None

@@ -50,10 +50,10 @@ def test_redirects_end(server: Any) -> None:
     assert len(server.seen) <= 12
 
 
-@pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://host/x", "gopher://host/x"])
+@pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://host/x", "gopher://host/x", "http://["])
 def test_redirects_leave_http_never(server: Any, target: str) -> None:
     server.serve("/x", b"").script = [server.redirect(target)]
-    with pytest.raises(faults.TransferFault, match="not encrypted"):
+    with pytest.raises(faults.TransferFault, match="not an encrypted"):
         get(server.url + "/x")
 
 
