@@ -26,8 +26,10 @@ from edgellama.store import catalogue
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "docs/install.md", "docs/platforms.md")
-RUN_FOR_REAL = {("--version",), ("--help",), ("doctor",), ("recommend", "--lang"), ("list", "--found"), ("config", "path"),
-                ("config", "show")}  # fmt: skip
+RUN_FOR_REAL = {
+    ("--version",), ("--help",), ("doctor",), ("recommend", "--lang"), ("list", "--found"), ("config", "path"),
+    ("config", "show"),
+}  # fmt: skip
 OF_THE_SYSTEM = {"source", "cat", "git"}
 MODEL_COMMANDS = {"chat", "run", "pull", "show", "plan"}
 SOURCES = ("hf:", "ms:", "https:", "file:", "pypi:", "/", "~")
