@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     for name in ("HOME", "USERPROFILE"):
         monkeypatch.setenv(name, str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / ".cache"))
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     for name in ("config", "data", "cache", "state"):
         monkeypatch.setenv(f"EDGELLAMA_{name.upper()}_DIR", str(folder / name))
     return folder
