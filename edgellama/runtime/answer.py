@@ -42,6 +42,7 @@ class Answer:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._began = time.monotonic()
         self._first_token: float | None = None
+        self._raw: list[str] = []
 
     async def events(self) -> AsyncIterator[Event]:
         """Every event, the terminal one last."""
@@ -59,11 +60,11 @@ class Answer:
 
     # ---- progress
 
-    def begin(self, prompt: Prompt, journal: Journal, splitter: ReasoningSplitter | None) -> None:
+    def begin(self, prompt: Prompt, journal: Journal) -> None:
         """The prompt is known."""
         self.journal = journal
         self.dropped_messages = prompt.dropped_messages
-        self._splitter = splitter
+        self._splitter = prompt.splitter
         self.emit(*prompt.notices)
 
     def prefilled(self, message: Prefilled) -> None:
@@ -78,10 +79,16 @@ class Answer:
             self._first_token = time.monotonic()
         if not text:
             return
+        self._raw.append(text)
         if self._splitter is None:
             self.emit(TextDelta(text))
         else:
             self.emit(*_deltas(self._splitter.push(text)))
+
+    @property
+    def raw_text(self) -> str:
+        """All text so far, reasoning and its tags included."""
+        return "".join(self._raw)
 
     def flush(self) -> None:
         """Nothing more comes: let out what waits for more text."""
@@ -152,13 +159,6 @@ class Answer:
             peak_memory_bytes=peak_bytes or None,
             temperature_celsius=celsius,
         )
-
-
-def splitter_for(tail: str) -> ReasoningSplitter:
-    """A splitter for an answer that follows a prompt ending in `tail`."""
-    from edgellama.chat.reasoning import ReasoningSplitter
-
-    return ReasoningSplitter(tail)
 
 
 def _deltas(pieces: Iterable[tuple[str, str]]) -> list[Event]:

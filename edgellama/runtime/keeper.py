@@ -14,6 +14,7 @@ from edgellama.runtime.base import Notice
 from edgellama.runtime.journal import Journal
 from edgellama.runtime.ladder import Ladder, Start
 from edgellama.runtime.model import ModelSpec
+from edgellama.runtime.prompting import import_early
 from edgellama.runtime.recovery import Recovery
 from edgellama.runtime.supervisor import Death, Worker
 
@@ -29,6 +30,7 @@ class Keeper:
         self._worker: Worker | None = None
         self._retiring = False
         self._closed = False
+        self._told: Death | None = None
         self._notices: list[Notice] = []
         self.spec: ModelSpec
         self.plan: plan.Plan
@@ -55,6 +57,7 @@ class Keeper:
         self.ladder = Ladder(self.spec, self.plan.options, self._verdicts, self._start)
         self.recovery = Recovery(self.ladder)
         self._notices += [Notice("model-file", text) for text in self.spec.notices]
+        import_early()
 
     @property
     def present(self) -> Worker | None:
@@ -73,14 +76,19 @@ class Keeper:
             self._worker = None
             self._retiring = False
             if worker is not None:
-                if worker.death.done() and (words := self.recovery.died_idle(worker.death.result())):
-                    self._notices.append(Notice("worker-restarted", words))
+                self._tell_idle_death(worker)
                 await worker.close()
             self._worker = await self.ladder.bring_up()
             return self._worker
 
+    def _tell_idle_death(self, worker: Worker) -> None:
+        death = worker.death.result() if worker.death.done() else None
+        if death is not None and death is not self._told and (words := self.recovery.died_idle(death)):
+            self._notices.append(Notice("worker-restarted", words))
+
     def died(self, journal: Journal, death: Death) -> Notice:
         """A worker died during a request; see `Recovery.died`."""
+        self._told = death
         return Notice("worker-restarted", self.recovery.died(journal, death))
 
     def survived(self) -> None:

@@ -24,7 +24,9 @@ from edgellama.errors import (
     EngineLoadError,
     InvalidFileError,
     MemoryShortageError,
+    NotFoundError,
     NumericError,
+    UsageError,
 )
 from edgellama.runtime.base import Notice
 from edgellama.runtime.messages import Load, Loaded, Probe, Probed
@@ -49,6 +51,8 @@ class Start:
     command: Sequence[str] | None = None
     limits: Limits | None = None
     confine: bool = True
+    writable: tuple[str, ...] = ()
+    """Folders a confined worker may write to."""
     probe_seconds: float = 10.0
     """Most time for computing reference logits; 0 only checks that numbers are finite."""
 
@@ -195,10 +199,11 @@ class Ladder:
             return await self._load(worker, self.options)
         except WorkerDiedError as error:
             raise self._crash(error.death) from error
-        except EngineError as error:
-            raise _RungError(error.message, "failed", log=worker.log_lines(), cause=error) from error
-        except MemoryShortageError as error:
-            raise _RungError(error.message, "failed", killed=True, log=worker.log_lines(), cause=error) from error
+        except (InvalidFileError, NotFoundError, UsageError):
+            raise  # the file or the wish is to blame, not the settings
+        except EdgellamaError as error:
+            short = isinstance(error, MemoryShortageError)
+            raise _RungError(error.message, "failed", killed=short, log=worker.log_lines(), cause=error) from error
 
     async def _judge(self, worker: Worker, loaded: Loaded, reference: Reference | None) -> Comparison:
         """Decode the probe and compare; raises `_RungError` unless the numbers may be served."""
@@ -211,7 +216,7 @@ class Ladder:
             logits = _logits(probed, loaded.info.vocabulary_tokens)
         except WorkerDiedError as error:
             raise self._crash(error.death) from error
-        except EngineError as error:
+        except EdgellamaError as error:
             raise _RungError(error.message, "failed", log=worker.log_lines(), cause=error) from error
         comparison = probe.compare(logits, reference, probe.tolerance(self.options))
         if comparison.verdict not in {"agreed", "finite-only"}:
@@ -251,9 +256,14 @@ class Ladder:
     async def _load(self, worker: Worker, options: EngineOptions) -> Loaded:
         worker.on_load_progress = self.on_load_progress
         await worker.ready()
-        return await worker.load(
-            Load(path=self._spec.path, options=options, engine=self._spec.engine, confine=self._start.confine)
+        message = Load(
+            path=self._spec.path,
+            options=options,
+            engine=self._spec.engine,
+            confine=self._start.confine,
+            writable=self._start.writable,
         )
+        return await worker.load(message)
 
     # ---- the reference
 
@@ -282,7 +292,7 @@ class Ladder:
                 options = probe.plainest(self._spec.options)
                 loaded = await self._load(worker, options)
                 probed = await self._probe_within(worker, deadline)
-        except (TimeoutError, WorkerDiedError, EngineError, MemoryShortageError):
+        except (TimeoutError, EngineError, MemoryShortageError):
             return None  # the candidate's own attempt tells what is wrong, if anything is
         finally:
             if worker is not None:

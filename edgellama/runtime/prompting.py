@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,22 +13,33 @@ from edgellama.errors import ContextOverflowError, UnsupportedError, UsageError
 from edgellama.runtime.base import ContextPolicy, GenerateRequest, Notice
 
 if TYPE_CHECKING:
+    from edgellama.chat.reasoning import ReasoningSplitter
     from edgellama.chat.templates import ChatTemplate
     from edgellama.runtime.messages import Loaded
     from edgellama.runtime.model import ModelSpec
     from edgellama.runtime.supervisor import Worker
 
 POLICIES: tuple[ContextPolicy, ...] = ("refuse", "drop-oldest")
+_REMEMBERED_ANSWERS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt that fits. `tail` is the end of its text: it tells whether the answer begins inside the reasoning."""
+    """A prompt that fits. `splitter` takes the answer's text apart; None where it has no reasoning."""
 
     tokens: tuple[int, ...]
-    tail: str = ""
+    splitter: ReasoningSplitter | None = None
     dropped_messages: int = 0
     notices: tuple[Notice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """A conversation as tokens, and the text of its end."""
+
+    tokens: tuple[int, ...]
+    tail: str
+    notices: tuple[Notice, ...]
 
 
 class Prompter:
@@ -37,6 +49,14 @@ class Prompter:
         self._spec = spec
         self._template: ChatTemplate | None = None
         self._template_notice: str | None = None
+        self._answers: OrderedDict[tuple[int, ...], str] = OrderedDict()
+
+    def remember(self, tokens: tuple[int, ...], text: str) -> None:
+        """Keep what an answer's tokens stand for, so that they can be spliced into the next prompt."""
+        if tokens:
+            self._answers[tokens] = text
+            while len(self._answers) > _REMEMBERED_ANSWERS:
+                self._answers.popitem(last=False)
 
     def check(self, request: GenerateRequest) -> None:
         """Refuse a request that cannot be meant. Raises `UsageError`."""
@@ -56,54 +76,101 @@ class Prompter:
         loaded = worker.loaded
         if loaded is None:
             raise UsageError("the model is not loaded")
-        if not request.messages:
-            tokens = await self._plain(request, worker, loaded)
-            self._refuse_overflow(len(tokens), loaded, request)
-            return Prompt(tokens)
-        await self._load_template(loaded)
-        notices = [Notice("template", self._template_notice)] if self._template_notice else []
-        tokens, tail = await self._render(request, request.messages, worker, loaded)
-        if len(tokens) < loaded.info.context_tokens or request.context_policy == "refuse":
-            self._refuse_overflow(len(tokens), loaded, request)
-            return Prompt(tokens, tail, 0, tuple(notices))
-        fitted = await self._drop_oldest(request, worker, loaded, len(tokens))
-        return Prompt(fitted.tokens, fitted.tail, fitted.dropped_messages, (*notices, *fitted.notices))
+        if request.messages:
+            return await self._conversation(request, worker, loaded)
+        tokens = await self._plain(request, worker, loaded)
+        if len(tokens) >= loaded.info.context_tokens:
+            raise self._overflow(len(tokens), loaded)
+        return Prompt(tokens)
 
     async def _plain(self, request: GenerateRequest, worker: Worker, loaded: Loaded) -> tuple[int, ...]:
-        if request.tokens is not None:
-            wrong = [token for token in request.tokens if not 0 <= token < loaded.info.vocabulary_tokens]
-            if wrong or not request.tokens:
-                found = f"token {wrong[0]} is outside the vocabulary" if wrong else "an empty prompt has no next token"
-                raise UsageError(found)
-            return request.tokens
-        tokens = await worker.tokenize([TextPart(request.prompt or "")], add_bos=True)
+        tokens = request.tokens
+        if tokens is None:
+            tokens = await worker.tokenize([TextPart(request.prompt or "")], add_bos=True)
+        wrong = next((token for token in tokens if not 0 <= token < loaded.info.vocabulary_tokens), None)
+        if wrong is not None:
+            raise UsageError(f"token {wrong} is outside the vocabulary of {loaded.info.vocabulary_tokens:,}")
         if not tokens:
             raise UsageError("an empty prompt has no next token", "give some text")
         return tokens
 
+    async def _conversation(self, request: GenerateRequest, worker: Worker, loaded: Loaded) -> Prompt:
+        template = await self._load_template(loaded)
+        limit = loaded.info.context_tokens
+        drop = request.context_policy == "drop-oldest"
+        room = min(request.max_tokens or limit // 4, limit // 2) if drop else 1
+        try:
+            rendered, dropped, whole = await self._fit(request, template, worker, loaded, max(1, room))
+        except ContextOverflowError as error:
+            if not drop or error.prompt_tokens >= limit:
+                raise self._overflow(error.prompt_tokens, loaded) from error
+            rendered, dropped, whole = await self._fit(request, template, worker, loaded, 1)
+        notices = list(rendered.notices)
+        if self._template_notice:
+            notices.insert(0, Notice("template", self._template_notice))
+        if dropped:
+            text = f"the conversation has {whole} tokens, the context holds {limit}: {dropped} messages were left out"
+            notices.append(Notice("messages-dropped", text))
+        return Prompt(rendered.tokens, _splitter(template, rendered.tail), dropped, tuple(notices))
+
+    async def _fit(
+        self, request: GenerateRequest, template: ChatTemplate, worker: Worker, loaded: Loaded, room: int
+    ) -> tuple[_Rendered, int, int]:
+        """Render as many turns as leave `room` tokens for the answer; also messages dropped and tokens of the whole."""
+        from edgellama.chat import fit
+
+        policy: fit.Policy = "drop-oldest" if request.context_policy == "drop-oldest" else "refuse"
+        tried: dict[tuple[Message, ...], _Rendered] = {}
+        search = fit.steps(request.messages, loaded.info.context_tokens - room, policy)
+        try:
+            wanted = next(search)
+            while True:
+                tried[wanted] = await self._render(request, wanted, template, worker, loaded)
+                wanted = search.send(len(tried[wanted].tokens))
+        except StopIteration as end:
+            fitted: fit.Fitted = end.value
+        return tried[fitted.messages], fitted.dropped_messages, len(tried[tuple(request.messages)].tokens)
+
     async def _render(
-        self, request: GenerateRequest, messages: Sequence[Message], worker: Worker, loaded: Loaded
-    ) -> tuple[tuple[int, ...], str]:
-        from edgellama.chat import prompt
+        self,
+        request: GenerateRequest,
+        messages: Sequence[Message],
+        template: ChatTemplate,
+        worker: Worker,
+        loaded: Loaded,
+    ) -> _Rendered:
+        notices: list[Notice] = []
+        spliced = self._texts(messages)
 
-        template = self._template
-        if template is None:
-            raise UsageError("the chat template is not loaded")
-        parts: tuple[PromptPart, ...] = await asyncio.to_thread(
-            prompt.build,
-            template,
-            messages,
-            control_texts=loaded.control_texts,
-            tools=request.tools,
-            arguments=request.template_arguments,
-        )
-        tokens = await worker.tokenize(parts, add_bos=not _begins_with(parts, loaded.bos_text))
-        last = parts[-1] if parts else None
-        return tokens, last.text[-256:] if isinstance(last, TextPart) else ""
+        def build() -> tuple[PromptPart, ...]:
+            from edgellama.chat import prompt
 
-    async def _load_template(self, loaded: Loaded) -> None:
+            return prompt.build(
+                template,
+                messages,
+                control_texts=loaded.control_texts,
+                tools=request.tools,
+                arguments=request.template_arguments,
+                adds_bos=loaded.adds_bos,
+                decode=lambda tokens: spliced.get(tokens, ""),
+                on_notice=lambda kind, text: notices.append(Notice(kind, text)),
+            )
+
+        parts = await asyncio.to_thread(build)
+        tokens = await worker.tokenize(parts, add_bos=loaded.adds_bos)
+        if not tokens:
+            raise UsageError("the conversation renders to an empty prompt", "check the chat template")
+        tail = "".join(part.text for part in parts if isinstance(part, TextPart))
+        return _Rendered(tokens, tail, tuple(notices))
+
+    def _texts(self, messages: Sequence[Message]) -> Mapping[tuple[int, ...], str]:
+        """What tokens of earlier answers stand for; those with thinking only if this host made them."""
+        own = self._answers
+        return {m.tokens: own.get(m.tokens, "" if m.reasoning else m.content) for m in messages if m.tokens}
+
+    async def _load_template(self, loaded: Loaded) -> ChatTemplate:
         if self._template is not None:
-            return
+            return self._template
 
         def load() -> tuple[ChatTemplate, str | None]:
             from edgellama.chat import templates
@@ -117,59 +184,24 @@ class Prompter:
                 eos_text=loaded.eos_text,
             )
 
-        self._template, self._template_notice = await asyncio.to_thread(load)
+        template, self._template_notice = await asyncio.to_thread(load)
+        self._template = template
+        return template
 
-    def _refuse_overflow(self, prompt_tokens: int, loaded: Loaded, request: GenerateRequest) -> None:
-        limit = loaded.info.context_tokens
-        if prompt_tokens < limit:
-            return
-        ways = []
-        trained = self._spec.trained_context_tokens
-        if trained > limit:
-            ways.append(f"start with a longer context (--ctx, up to {trained} for this model)")
-        if request.messages and request.context_policy == "refuse":
-            ways.append("leave out the oldest turns (--context-policy drop-oldest)")
-        ways.append("shorten the prompt")
-        raise ContextOverflowError(prompt_tokens, limit, " or ".join(ways))
-
-    async def _drop_oldest(self, request: GenerateRequest, worker: Worker, loaded: Loaded, full: int) -> Prompt:
-        """Drop whole turns from the oldest on until there is room for an answer."""
-        limit = loaded.info.context_tokens
-        room = min(request.max_tokens or limit // 4, limit // 2)
-        head, turns = split_turns(request.messages)
-        fewest, most = 1, len(turns) - 1
-        best: tuple[tuple[int, ...], str, int] | None = None
-        while fewest <= most:
-            drop = (fewest + most) // 2
-            kept = (*head, *(message for turn in turns[drop:] for message in turn))
-            tokens, tail = await self._render(request, kept, worker, loaded)
-            fits = len(tokens) + room <= limit or (drop == len(turns) - 1 and len(tokens) < limit)
-            if fits:
-                best, most = (tokens, tail, drop), drop - 1
-            else:
-                fewest = drop + 1
-        if best is None:
-            self._refuse_overflow(full, loaded, request)
-            raise ContextOverflowError(full, limit, "shorten the last message")
-        tokens, tail, drop = best
-        dropped = sum(len(turn) for turn in turns[:drop])
-        text = (
-            f"the conversation has {full} tokens, the context holds {limit}: the {dropped} oldest messages are left out"
-        )
-        return Prompt(tokens, tail, dropped, (Notice("messages-dropped", text),))
+    def _overflow(self, prompt_tokens: int, loaded: Loaded) -> ContextOverflowError:
+        limit, trained = loaded.info.context_tokens, self._spec.trained_context_tokens
+        longer = f"take a longer context (--ctx, up to {trained:,} for this model), " if trained > limit else ""
+        advice = f"{longer}shorten the prompt, or leave out the oldest turns (--context-policy drop-oldest)"
+        return ContextOverflowError(prompt_tokens, limit, advice)
 
 
-def split_turns(messages: Sequence[Message]) -> tuple[tuple[Message, ...], list[tuple[Message, ...]]]:
-    """Leading system messages, and turns: a user message with everything up to the next one."""
-    begin = next((i for i, m in enumerate(messages) if m.role not in {"system", "developer"}), len(messages))
-    turns: list[list[Message]] = []
-    for message in messages[begin:]:
-        if message.role == "user" or not turns:
-            turns.append([])
-        turns[-1].append(message)
-    return tuple(messages[:begin]), [tuple(turn) for turn in turns]
+def import_early() -> None:
+    """Import what the first prompt needs, while the model loads: the template engine takes a while."""
+    from edgellama.chat import fit, prompt, reasoning, templates  # noqa: F401
 
 
-def _begins_with(parts: Sequence[PromptPart], bos_text: str) -> bool:
-    first = parts[0] if parts else None
-    return bool(bos_text) and isinstance(first, TextPart) and first.special and first.text.startswith(bos_text)
+def _splitter(template: ChatTemplate, rendered: str) -> ReasoningSplitter | None:
+    from edgellama.chat import reasoning
+
+    form = reasoning.choose(template.source)
+    return None if form is None else reasoning.ReasoningSplitter(form, inside=reasoning.opens(form, rendered))

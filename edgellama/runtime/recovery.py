@@ -60,7 +60,7 @@ class Recovery:
 
     def died_idle(self, death: Death) -> str:
         """A worker ended that nobody was using. Returns words for the user, none when it was meant to end."""
-        if death.cause == "closed" or death.phase == "serve":
+        if death.cause == "closed":
             return ""
         self.restarts += 1
         return f"the engine's process {death.words} while nothing ran; it was restarted"

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from edgellama import errors
 from edgellama.errors import EdgellamaError, NumericError
-from edgellama.runtime.answer import Answer, splitter_for
+from edgellama.monitor import memory
+from edgellama.runtime.answer import Answer
 from edgellama.runtime.base import GenerateRequest
 from edgellama.runtime.journal import Journal, complete
 from edgellama.runtime.keeper import Keeper
@@ -50,7 +51,7 @@ class Serving:
         journal.sampling = complete((request.sampling, *self._keeper.spec.sampling))
         journal.max_tokens = _most_tokens(request, prompt, worker)
         journal.stop = request.stop
-        answer.begin(prompt, journal, splitter_for(prompt.tail))
+        answer.begin(prompt, journal)
 
     async def _drive(self, answer: Answer, journal: Journal, worker: Worker) -> None:
         """Let the worker run the request until it ends. Raises `WorkerDiedError`."""
@@ -75,6 +76,8 @@ class Serving:
                         await self._finish(answer, worker, message)
                         return
                     case RequestFailed():
+                        if message.text:
+                            answer.text(message.text)
                         self._fail(answer, errors.rebuild(message.kind, message.message, message.advice))
                         return
         finally:
@@ -90,8 +93,12 @@ class Serving:
     async def _finish(self, answer: Answer, worker: Worker, message: Finished) -> None:
         if message.text:
             answer.text(message.text)
+        if answer.journal is not None:
+            self._prompter.remember(tuple(answer.journal.tokens), answer.raw_text)
         celsius = await self._temperature()
-        answer.done(message.reason, message, peak_bytes=worker.peak_bytes, celsius=celsius)
+        # A short answer may end before the first heartbeat.
+        peak = worker.peak_bytes or memory.resident_bytes(worker.pid)
+        answer.done(message.reason, message, peak_bytes=peak, celsius=celsius)
         self._keeper.survived()
 
     def _fail(self, answer: Answer, error: EdgellamaError) -> None:

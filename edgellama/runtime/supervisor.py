@@ -353,7 +353,7 @@ class Worker:
             await asyncio.sleep(self._limits.tick)
             now = time.monotonic()
             allowed = self._allowed()
-            finding = self._watchdog.look(now - before, allowed, expects_beats=self.hello is not None)
+            finding = self._watchdog.look(now - before, allowed, expects_beats=self._phase != "start")
             before = now
             if finding == "silent":
                 self.condemn("silent", f"sent nothing for {self._limits.silence:g} s and was killed")
