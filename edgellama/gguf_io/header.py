@@ -273,7 +273,8 @@ def _check(header: Header, files: list[RawFile]) -> tuple[str, ...]:
         return ()
     hyperparameters.check_keys(raw, architecture)
     h = hyperparameters.Hyperparameters(raw, architecture)
-    h.require("block_count")
+    for name in ("context_length", "embedding_length", "block_count"):
+        h.require(name)
     hyperparameters.check_rules(h)
     tensors = shapes.Tensors(files)
     _check_placement(files)

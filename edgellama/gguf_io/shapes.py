@@ -74,7 +74,7 @@ def expected_tensors(h: Hyperparameters, counts: Counts, present: Container[str]
 def check_known(h: Hyperparameters, tensors: Tensors, counts: Counts) -> None:
     """Check a model of a known architecture tensor by tensor."""
     spec = ARCHITECTURES[h.architecture]
-    for name in ("context_length", "embedding_length", "block_count", "attention.head_count", *spec.keys):
+    for name in ("attention.head_count", *spec.keys):
         h.require(name)
     consistency.check(h, spec)
     for expected in expected_tensors(h, counts, tensors.by_name):
@@ -83,8 +83,6 @@ def check_known(h: Hyperparameters, tensors: Tensors, counts: Counts) -> None:
 
 def check_unknown(h: Hyperparameters, tensors: Tensors, vocabulary: int) -> None:
     """The generic rule for architectures without a table."""
-    for name in ("context_length", "embedding_length", "block_count"):
-        h.require(name)
     for name, (tensor, _, _) in tensors.by_name.items():
         match = _BLOCK.match(name)
         if match and int(match[1]) >= h.layers:

@@ -73,10 +73,10 @@ def check(raw: RawFile) -> None:
     if not tokens:
         raise _error(raw, TOKENS, "no tokens", "a vocabulary")
     _check_lengths(raw, len(tokens))
-    _check_unique(raw, tokens)
+    distinct = _check_unique(raw, tokens)
     _check_scores(raw)
     _check_merges(raw, model)
-    _check_bytes(raw, model, tokens)
+    _check_bytes(raw, model, tokens, distinct)
     _check_ids(raw, len(tokens))
     _check_frame(raw, model, len(tokens))
 
@@ -106,7 +106,7 @@ def _check_lengths(raw: RawFile, tokens: int) -> None:
             raw.notices.append(f"{key} has {length:,} values for {tokens:,} tokens; the rest is ignored")
 
 
-def _check_unique(raw: RawFile, tokens: list[bytes]) -> None:
+def _check_unique(raw: RawFile, tokens: list[bytes]) -> set[bytes]:
     """llama.cpp names empty tokens `[EMPTY_n]` and aborts when two tokens are equal."""
     distinct = set(tokens)
     named = tokens
@@ -114,13 +114,14 @@ def _check_unique(raw: RawFile, tokens: list[bytes]) -> None:
         named = [token or b"[EMPTY_%d]" % index for index, token in enumerate(tokens)]
         distinct = set(named)
     if len(distinct) == len(named):
-        return
+        return distinct
     seen: dict[bytes, int] = {}
     for index, token in enumerate(named):
         first = seen.setdefault(token, index)
         if first != index:
             text = token[:40].decode(errors="replace")
             raise _error(raw, f"{TOKENS}[{index}]", f"{text!r}, which is token {first} too", "each token once")
+    return distinct
 
 
 def _check_scores(raw: RawFile) -> None:
@@ -142,14 +143,14 @@ def _check_merges(raw: RawFile, model: str) -> None:
         raise _error(raw, MERGES, "no such key", f"the merges of a {model} tokenizer", _CONVERT_AGAIN)
 
 
-def _check_bytes(raw: RawFile, model: str, tokens: list[bytes]) -> None:
+def _check_bytes(raw: RawFile, model: str, tokens: list[bytes], distinct: set[bytes]) -> None:
     """Byte tokens must spell their byte; a SentencePiece vocabulary without them cannot take arbitrary text."""
     data = raw.captured.get(TOKEN_TYPES)
     marked: list[int] = []
     if isinstance(data, bytes):
         kinds = struct.unpack(f"<{len(data) // 4}i", data)[: len(tokens)]
-        if _BYTE in kinds:
-            marked = [index for index, kind in enumerate(kinds) if kind == _BYTE]
+        for _ in range(kinds.count(_BYTE)):
+            marked.append(kinds.index(_BYTE, marked[-1] + 1 if marked else 0))
     if marked and model == "bert":
         raise _error(raw, f"{TOKEN_TYPES}[{marked[0]}]", "a byte token", "none in a WordPiece vocabulary")
     for index in marked:
@@ -157,9 +158,8 @@ def _check_bytes(raw: RawFile, model: str, tokens: list[bytes]) -> None:
             text = tokens[index][:40].decode(errors="replace")
             raise _error(raw, f"{TOKENS}[{index}]", f"{text!r} for a byte token", "'<0x00>' to '<0xFF>'")
     if model == "llama":
-        present = set(tokens)
         for byte in range(256):
-            if b"<0x%02X>" % byte not in present and bytes((byte,)) not in present:
+            if b"<0x%02X>" % byte not in distinct and bytes((byte,)) not in distinct:
                 raise _error(raw, TOKENS, f"no token for byte 0x{byte:02X}", "a token for each byte", _CONVERT_AGAIN)
 
 
