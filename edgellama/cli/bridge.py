@@ -10,7 +10,7 @@ import concurrent.futures
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ _CLOSE_SECONDS = 10.0
 class Bridge:
     """Starts the loop and the runtime; every method is called from the main thread."""
 
-    def __init__(self, make: Callable[[], Runtime]) -> None:
+    def __init__(self, make: Callable[[], Awaitable[Runtime]]) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="edgellama-runtime", daemon=True)
         self._thread.start()
@@ -48,9 +48,9 @@ class Bridge:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
-    async def _start(self, make: Callable[[], Runtime]) -> Runtime:
+    async def _start(self, make: Callable[[], Awaitable[Runtime]]) -> Runtime:
         self._starting = asyncio.current_task()
-        self._runtime = make()
+        self._runtime = await make()
         await self._runtime.start()
         return self._runtime
 

@@ -50,20 +50,27 @@ def make_spec(stored: StoredModel, settings: Settings, engine: EngineChoice) -> 
     )
 
 
-def make_runtime(
+async def make_runtime(
     spec: Callable[[], ModelSpec],
     settings: Settings,
     on_load_progress: Callable[[float], None],
     writable: tuple[str, ...] = (),
 ) -> Runtime:
-    """The host that will serve it; not started. `spec` runs in a thread while the worker's process starts."""
-    from edgellama.monitor.psutil_sensors import Temperature
-    from edgellama.runtime.host import Host
-    from edgellama.runtime.ladder import Start
+    """The host that will serve it; not started. Its first worker starts here, before our own imports are through."""
+    from edgellama.runtime.supervisor import Worker
 
+    worker = await Worker.spawn()
+    try:
+        from edgellama.cli.early_start import EarlyStart
+        from edgellama.monitor.psutil_sensors import Temperature
+        from edgellama.runtime.host import Host
+    except BaseException:
+        worker.kill()
+        await worker.close()
+        raise
     return Host(
         spec,
-        start=Start(probe_seconds=settings.probe_seconds, writable=writable),
+        start=EarlyStart(probe_seconds=settings.probe_seconds, writable=writable, first=[worker]),
         read_temperature=lambda: Temperature().read().value,
         on_load_progress=on_load_progress,
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # the front ends read the options here, and NumPy would delay their first token
+    import numpy as np
+    from numpy.typing import NDArray
 
 KVType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 Switch = Literal["auto", "on", "off"]
@@ -107,6 +109,8 @@ class Batch:
     @classmethod
     def one_sequence(cls, tokens: Sequence[int], start: int, sequence: int = 0, logits: str = "last") -> Batch:
         """`tokens` of one sequence from position `start`; logits of `last`, `all` or `none`."""
+        import numpy as np
+
         n = len(tokens)
         want = np.zeros(n, np.bool_)
         if logits == "all":

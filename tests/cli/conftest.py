@@ -120,7 +120,11 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedRuntime:
     stored = SimpleNamespace(entry=None, name="scripted")
     monkeypatch.setattr(wiring, "find_model", lambda *_arguments: stored)
     monkeypatch.setattr(wiring, "make_spec", lambda *_arguments: None)
-    monkeypatch.setattr(wiring, "make_runtime", lambda *_arguments: runtime)
+
+    async def make_runtime(*_arguments: object) -> ScriptedRuntime:
+        return runtime
+
+    monkeypatch.setattr(wiring, "make_runtime", make_runtime)
     return runtime
 
 

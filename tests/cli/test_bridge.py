@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -14,13 +15,20 @@ from edgellama.errors import EngineLoadError
 from edgellama.runtime.base import Done, GenerateRequest, TextDelta
 
 
+def made(runtime: Any) -> Callable[[], Awaitable[Any]]:
+    async def make() -> Any:
+        return runtime
+
+    return make
+
+
 def request(request_id: str = "r") -> GenerateRequest:
     return GenerateRequest(request_id=request_id, messages=(Message(role="user", content="x"),))
 
 
 def test_events_come_in_order_and_end(scripted: Any) -> None:
     scripted.say("a", "b")
-    with Bridge(lambda: scripted) as bridge:
+    with Bridge(made(scripted)) as bridge:
         events = list(bridge.generate(request()))
     assert [event.text for event in events if isinstance(event, TextDelta)] == ["a", "b"]
     assert isinstance(events[-1], Done)
@@ -40,7 +48,7 @@ def test_cancel_reaches_a_request_the_runtime_has_not_seen_yet(scripted: Any) ->
     scripted.cancel = ignores_the_first
     scripted.say("a", "b")
     scripted.hold_after = 1
-    with Bridge(lambda: scripted) as bridge:
+    with Bridge(made(scripted)) as bridge:
         events = bridge.generate(request())
         assert next(events) == TextDelta("a")
         bridge.cancel("r")
@@ -51,7 +59,7 @@ def test_cancel_reaches_a_request_the_runtime_has_not_seen_yet(scripted: Any) ->
 
 def test_a_start_that_fails_is_raised_and_closed(scripted: Any) -> None:
     scripted.start_error = EngineLoadError("no")
-    with Bridge(lambda: scripted) as bridge, pytest.raises(EngineLoadError, match="no"):
+    with Bridge(made(scripted)) as bridge, pytest.raises(EngineLoadError, match="no"):
         bridge.wait_started()
     assert scripted.closed
 
@@ -64,7 +72,7 @@ def test_a_start_that_takes_long_can_be_given_up(scripted: Any) -> None:
         await asyncio.sleep(3600)
 
     scripted.start = start
-    bridge = Bridge(lambda: scripted)
+    bridge = Bridge(made(scripted))
     assert begun.wait(10)
     bridge.close()
     bridge.close()
@@ -74,12 +82,12 @@ def test_a_start_that_takes_long_can_be_given_up(scripted: Any) -> None:
 def test_no_thread_is_left(scripted: Any) -> None:
     scripted.say("a")
     before = threading.active_count()
-    with Bridge(lambda: scripted) as bridge:
+    with Bridge(made(scripted)) as bridge:
         list(bridge.generate(request()))
     assert threading.active_count() == before
 
 
 def test_an_exception_of_the_runtime_comes_out(scripted: Any) -> None:
     scripted.answers = [[TextDelta("a"), ZeroDivisionError("x")]]
-    with Bridge(lambda: scripted) as bridge, pytest.raises(ZeroDivisionError):
+    with Bridge(made(scripted)) as bridge, pytest.raises(ZeroDivisionError):
         list(bridge.generate(request()))
