@@ -98,7 +98,7 @@ class Output:
 
     def result(self, text: str) -> None:
         """Write a piece of the result now; a terminal is protected from control characters in it."""
-        sys.stdout.write(printable(text, keep="\n\t\r") if sys.stdout.isatty() else text)
+        sys.stdout.write(printable(text.replace("\r\n", "\n")) if sys.stdout.isatty() else text)
         sys.stdout.flush()
 
     def line(self, text: str = "") -> None:

@@ -32,11 +32,16 @@ HELP = """\
 A backslash at the end of a line, or triple quotes around lines, make one message. //text sends /text."""
 
 
-class _Screen:
-    """Shows an answer behind its label."""
+_TOLD_ONCE = {"template", "model-file", "verdicts"}
+"""Notices about the model rather than about this answer."""
 
-    def __init__(self, out: Output) -> None:
+
+class _Screen:
+    """Shows an answer behind its label. `told` remembers what was said in this chat."""
+
+    def __init__(self, out: Output, told: set[str]) -> None:
         self._out = out
+        self._told = told
         self._label = ""
 
     def _begin(self, label: str) -> bool:
@@ -58,6 +63,10 @@ class _Screen:
 
     def notice(self, notice: Notice) -> None:
         """One line, between the lines of the answer."""
+        if notice.kind in _TOLD_ONCE:
+            if notice.text in self._told:
+                return
+            self._told.add(notice.text)
         if self._label:
             self._out.result("\n") if self._label == ASSISTANT else self._out.aside("\n")
             self._label = ""
@@ -83,6 +92,7 @@ class PlainChat:
         self._conversation = conversation
         self._lines = lines
         self._last: Answer | None = None
+        self._told: set[str] = set()
         self._exit_code = 0
         self._commands: dict[str, Callable[[str], None]] = {
             "help": lambda _: self._out.line(HELP),
@@ -148,7 +158,7 @@ class PlainChat:
 
     def _ask(self, text: str) -> None:
         request = self._conversation.request(text, new_request_id())
-        screen = _Screen(self._out)
+        screen = _Screen(self._out, self._told)
         progress = self._out.progress("reading the prompt", plain=True)
         try:
             answer = follow(self._session.bridge, request, screen, progress)

@@ -138,6 +138,8 @@ class Boundary:
     def _report(self, error: BaseException) -> None:
         if isinstance(error, KeyboardInterrupt):
             self.exit_code = EXIT_INTERRUPTED
+            if sys.stderr.isatty():
+                sys.stderr.write("\n")  # after the terminal's ^C
         elif isinstance(error, EdgellamaError):
             self._say(error)
         elif isinstance(error, OSError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edgellama.cli.bridge import Bridge
 from edgellama.cli.common import Output
 from edgellama.cli.engine_options import EngineChoice, settings_sampling, to_engine_options
-from edgellama.errors import EdgellamaError, UnsupportedError
+from edgellama.errors import EdgellamaError, NumericError, UnsupportedError
 
 if TYPE_CHECKING:
     from edgellama.runtime.base import ModelStatus, Runtime
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from edgellama.settings import Settings
     from edgellama.store import StoredModel
 
+_CPU_RUNG = "CPU only"
+"""The safety ladder's name for the rung without a device."""
 FAKE_SUFFIX = ".fake.json"
 """A script of the fake engine in place of a model: tests and demonstrations."""
 
@@ -156,6 +158,12 @@ class ModelSession:
                     progress.update(0, None, "checking the model's numbers, once for this file and machine")
 
             self.bridge.wait_started(show)
+        status = self.status() if self._engine.require_device else None
+        if status is not None and _CPU_RUNG in status.settings:
+            raise NumericError(
+                f"--require-device: {status.name} is safe on the processor alone here",
+                "`edgellama doctor` shows what its device did wrong",
+            )
 
     def change(self, model: str) -> None:
         """Serve another model; on failure the one before serves again, and the failure is raised."""

@@ -163,3 +163,12 @@ def test_options_of_later_versions_say_so(words: list[str], scripted: Any, call:
     result = call("chat", "m", *words)
     assert result.code == 2
     assert "later version" in result.err
+
+
+def test_a_notice_about_the_model_is_told_once(scripted: Any, call: Call) -> None:
+    done = Done(finish_reason="stop", usage=Usage(), timings=Timings())
+    notices = [Notice("template", "no template in the file"), Notice("worker-restarted", "restarted")]
+    scripted.answers.append([*notices, TextDelta("a"), done])
+    result = call("chat", "m", stdin="x\ny\n")
+    assert result.err.count("no template in the file") == 1
+    assert result.err.count("restarted") == 2
