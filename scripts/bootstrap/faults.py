@@ -75,7 +75,7 @@ FAULTS = (
         things=("compiler",),
     ),
     Fault(
-        r"CERTIFICATE_VERIFY_FAILED|certificate verify failed|SSLCertVerificationError",
+        r"CERTIFICATE_VERIFY_FAILED|certificate verify failed|SSLError\(",
         "the package index's certificate is not trusted",
         things=("certificates",),
         lines=(

@@ -14,7 +14,7 @@ from pathlib import Path
 from bootstrap import advice, compilers, faults
 from bootstrap.backends import DEVICE_PREFIXES, Build
 from bootstrap.children import Runner, tail
-from bootstrap.errors import ENGINE, FAILED, SetupError
+from bootstrap.errors import ENGINE, FAILED, NO_SPACE, OFFLINE, SetupError
 from bootstrap.pip import Pip
 from bootstrap.probe import Probe
 from bootstrap.progress import say
@@ -101,8 +101,11 @@ class Native:
         shown = " ".join([*arguments, os.environ.get("CMAKE_ARGS", "")]).strip() or "(none)"
         say(f"llama.cpp for {build.backend}, {compilers.cmake(self._probe)}, CMAKE_ARGS: {shown}")
         fresh = rebuild or self.avoid_wheel
-        self._need_compiler(must_build=fresh or bool(arguments))
-        self._install(build, arguments, replace=bool(loaded.version or loaded.crash) or rebuild, fresh=fresh)
+        replace = bool(loaded.version or loaded.crash) or rebuild
+        if self._must_find_wheel(must_build=fresh or bool(arguments)):
+            self._install_wheel(replace=replace)
+        else:
+            self._install(build, arguments, replace=replace, fresh=fresh)
         loaded = look(self._pip.python, self._runner)
         if loaded.crash and not rebuild and self._can_build():
             say(f"the library that pip had does not run here ({loaded.crash}); building it anew")
@@ -137,11 +140,29 @@ class Native:
     def _can_build(self) -> bool:
         return compilers.find(self._probe) is not None
 
-    def _need_compiler(self, *, must_build: bool) -> None:
-        """Stop before a download of 77 MB when no compiler is here and no built wheel either."""
-        if self._can_build() or (not must_build and self._pip.has_wheel("llama_cpp_python", self.version)):
+    def _must_find_wheel(self, *, must_build: bool) -> bool:
+        """Whether there is no compiler: then only a wheel that is built already can help."""
+        if self._can_build():
+            return False
+        if must_build:
+            raise self._no_compiler()
+        return not self._pip.has_built("llama_cpp_python", self.version)
+
+    def _install_wheel(self, *, replace: bool) -> None:
+        """Take a prebuilt wheel from wherever pip looks; without one say what to install, before 77 MB are fetched."""
+        options = ["--only-binary", "llama-cpp-python", *(["--force-reinstall", "--no-deps"] if replace else [])]
+        status, output = self._pip.try_install("looking for a built llama.cpp", [*options, self.requirement])
+        if status == 0:
             return
-        raise SetupError(
+        fault = faults.diagnose(output)
+        if fault and fault.code in {OFFLINE, NO_SPACE}:
+            raise faults.explain(
+                "looking for a built llama.cpp", output, str(self._runner.log), tail(output), shutil.which
+            )
+        raise self._no_compiler()
+
+    def _no_compiler(self) -> SetupError:
+        return SetupError(
             "llama.cpp is compiled for this machine, and there is no C++ compiler",
             [
                 f"    {advice.install('compiler', self._probe.which, self._probe.platform)}",

@@ -49,7 +49,6 @@ class Pip:
     def __init__(self, python: str, runner: Runner, wheelhouse: Path | None = None) -> None:
         self.python = python
         self._runner = runner
-        self._wheelhouse = wheelhouse
         self._environ = environment(wheelhouse)
         self._has_raw_progress: bool | None = None
 
@@ -81,15 +80,10 @@ class Pip:
         path = Path(output.strip().splitlines()[-1]) if status == 0 and output.strip() else None
         return path if path and path.is_absolute() else Path(self.python).parents[1] / "pip-cache"
 
-    def has_wheel(self, distribution: str, version: str) -> bool:
-        """Whether pip's cache or a folder of links holds a built wheel, so that nothing need be compiled."""
-        start = f"{distribution}-{version}-"
-        links = [self._wheelhouse] if self._wheelhouse else []
-        links += [Path(place) for place in os.environ.get("PIP_FIND_LINKS", "").split() if "://" not in place]
+    def has_built(self, distribution: str, version: str) -> bool:
+        """Whether pip's cache holds a wheel built before, so that nothing need be compiled."""
         status, output = self.run("looking into pip's cache", ["cache", "list", distribution])
-        if status == 0 and start in output:
-            return True
-        return any(place.is_dir() and any(place.glob(f"{start}*.whl")) for place in links)
+        return status == 0 and f"{distribution}-{version}-" in output
 
     def _progress_options(self) -> list[str]:
         if self._has_raw_progress is None:

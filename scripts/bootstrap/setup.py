@@ -84,7 +84,7 @@ class Setup:
                 pip = Pip(self.python, runner, self.wheelhouse.folder if self.wheelhouse else None)
                 if not self._has_packages():
                     self._make_packages(pip, runner)
-                if self._with_model:
+                if self._with_model and not stamp.read(str(self.folder)).get("model"):
                     self.fetch_model()
                 if self.options.make_wheelhouse:
                     self._write_wheelhouse(pip, runner)

@@ -147,7 +147,7 @@ class FakePip(Pip):
         self.asked.append((list(arguments), environ or {}))
         return self._answer
 
-    def has_wheel(self, distribution: str, version: str) -> bool:
+    def has_built(self, distribution: str, version: str) -> bool:
         return self._cached
 
     def cache_folder(self) -> Path:
@@ -205,11 +205,23 @@ def test_a_library_that_never_loads_is_told(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_without_a_compiler_nothing_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pip = FakePip(tmp_path)
+    pip = FakePip(tmp_path, status=1, output="ERROR: No matching distribution found for llama-cpp-python==1.2")
     with pytest.raises(SetupError) as caught:
         bring(pip, Build("cpu"), [Loaded()], monkeypatch, machine=WITHOUT_COMPILER)
     assert "apt-get install build-essential" in caught.value.text()
-    assert pip.asked == []
+    assert [arguments[:2] for arguments, _ in pip.asked] == [["--only-binary", "llama-cpp-python"]]
+
+
+def test_without_a_compiler_a_prebuilt_wheel_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip = FakePip(tmp_path)
+    assert bring(pip, Build("cpu"), [Loaded(), GOOD], monkeypatch, machine=WITHOUT_COMPILER) == GOOD
+
+
+def test_without_a_compiler_or_a_network_it_is_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip = FakePip(tmp_path, status=1, output="NewConnectionError: Temporary failure in name resolution")
+    with pytest.raises(SetupError) as caught:
+        bring(pip, Build("cpu"), [Loaded()], monkeypatch, machine=WITHOUT_COMPILER)
+    assert caught.value.code == OFFLINE
 
 
 def test_a_failing_build_says_why_and_offers_the_jit_engine_once_it_exists(
