@@ -17,7 +17,7 @@ Bytes = NDArray[np.uint8]
 Kernel = Callable[[Rows, Rows, Bytes], None]
 """Fills blocks: x float32[blocks, block], weights float32[blocks_per_row or 0, block], y uint8[blocks, block_bytes]."""
 
-_MODULES = ("floats", "legacy", "k_affine", "k_symmetric", "nonlinear", "microscaling", "ternary")
+_MODULES = ("floats", "legacy", "k_affine", "k_symmetric", "nonlinear", "microscaling", "ternary", "native")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class Codec:
     takes_weights: bool = False
     by_row: bool = False
     """The kernel sees whole rows (x float32[rows, k]) since its definition uses a statistic of the row."""
+    native: bool = False
+    """The kernel is llama.cpp's own."""
 
     @property
     def block(self) -> int:

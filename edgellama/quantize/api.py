@@ -11,13 +11,15 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
+from edgellama.codecs.base import codec
 from edgellama.errors import InvalidFileError, UsageError
 from edgellama.gguf_io import GGMLType, Header, TensorInfo, Typed, ValueType, file_identity, read, require_model
 from edgellama.gguf_io.types import BLOCKS
-from edgellama.quantize import choice, layout
+from edgellama.quantize import choice, layout, pipeline
 from edgellama.quantize.imatrix import Imatrix, load
 from edgellama.quantize.options import Options, Result, parse_override
 from edgellama.quantize.recipes import Recipe, recipe
+from edgellama.quantize.source import codec_of
 
 _FLOATS = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16})
 
@@ -89,6 +91,7 @@ class Job:
                     f"{tensor.name} is {tensor.type.name} already: quantizing it again loses quality twice",
                     "start from an F16, BF16 or F32 file, or say --allow-requantize",
                 )
+            codec_of(decision.type)
             if decision.needs_importance and self.weights(tensor) is None:
                 raise UsageError(
                     f"{tensor.name} would become {decision.type.name}, which needs an importance matrix",
@@ -136,8 +139,6 @@ class Job:
 
     def run(self, on_progress: Callable[[float, str], None] | None = None) -> Result:
         """Write the file(s); `on_progress(fraction, tensor)` is called for every slab."""
-        from edgellama.quantize import pipeline
-
         started = time.perf_counter()
 
         def report(progress: pipeline.Progress) -> None:
@@ -198,7 +199,6 @@ def quantize_rows(
     rows: NDArray[np.float32], type: GGMLQuantizationType, weights: NDArray[np.float32] | None = None
 ) -> NDArray[np.uint8]:
     """float32[n, k] -> uint8[n, row_bytes] of a tensor type; `weights` float32[k] are importances of the inputs."""
-    from edgellama.codecs.base import codec
 
     return codec(type).quantize(rows, weights)
 

@@ -19,15 +19,13 @@ from io import FileIO
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
-from edgellama.codecs.base import codec
 from edgellama.errors import DiskFullError, InvalidFileError
 from edgellama.files import disk_full, free_bytes, is_disk_full, sync_folder, write_text
 from edgellama.gguf_io import TensorInfo
 from edgellama.quantize.layout import OutputFile, Placed, row_bytes
-from edgellama.quantize.source import SourceFile, check_finite, to_float32
+from edgellama.quantize.source import SourceFile, check_finite, codec_of, to_float32
 
 SLAB_WEIGHTS = 1 << 20
 FLUSH_BYTES = 256 << 20
@@ -85,8 +83,13 @@ class PartFile:
         self._lock = threading.Lock()
         self._preflight()
         self._stream = FileIO(self.path, "r+" if self.done else "w+")
-        self._allocate()
-        self._put(0, output.header)
+        try:
+            with self._disk_full_told():
+                self._allocate()
+                self._put(0, output.header)
+        except BaseException:
+            self._stream.close()
+            raise
 
     def _resumable(self) -> set[int]:
         try:
@@ -113,7 +116,7 @@ class PartFile:
                 os.posix_fallocate(self._stream.fileno(), 0, self.output.size)
             except OSError as error:
                 if is_disk_full(error):
-                    raise disk_full(self.path, error) from error
+                    raise
         self._stream.truncate(self.output.size)
 
     def _put(self, offset: int, data: bytes | memoryview) -> None:
@@ -122,20 +125,24 @@ class PartFile:
         while done < view.nbytes:
             done += self._stream.write(view[done:]) or 0
 
+    @contextlib.contextmanager
+    def _disk_full_told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if is_disk_full(error):
+                raise disk_full(self.path, error) from error
+            raise
+
     def write(self, slab: Slab, data: NDArray[np.uint8]) -> None:
         """Put a slab in its place. Raises DiskFullError."""
         size = row_bytes(slab.placed.decision.type, slab.placed.source.shape[0])
-        with self._lock:
-            try:
-                self._put(slab.placed.offset + slab.first * size, data.reshape(-1).data)
-                self._pending.add(slab.index)
-                self._unsynced += data.nbytes
-                if self._unsynced >= FLUSH_BYTES:
-                    self._flush()
-            except OSError as error:
-                if is_disk_full(error):
-                    raise disk_full(self.path, error) from error
-                raise
+        with self._lock, self._disk_full_told():
+            self._put(slab.placed.offset + slab.first * size, data.reshape(-1).data)
+            self._pending.add(slab.index)
+            self._unsynced += data.nbytes
+            if self._unsynced >= FLUSH_BYTES:
+                self._flush()
 
     def _flush(self) -> None:
         os.fsync(self._stream.fileno())
@@ -150,7 +157,8 @@ class PartFile:
 
     def seal(self) -> None:
         """Make the part durable; `publish` then gives it its name."""
-        os.fsync(self._stream.fileno())
+        with self._disk_full_told():
+            os.fsync(self._stream.fileno())
         self._stream.close()
 
     def publish(self) -> None:
@@ -175,7 +183,7 @@ def run(
     parts: list[PartFile] = []
     total = sum(placed.source.nbytes for output in outputs for placed in output.tensors)
     try:
-        parts += [PartFile(output, identity, resume=resume) for output in outputs]
+        parts.extend(PartFile(output, identity, resume=resume) for output in outputs)
         done = 0
         for part in parts:
             for slab in _all(part, sources, weights, threads):
@@ -239,9 +247,9 @@ def _convert(slab: Slab, sources: Sequence[SourceFile], weights: Weights) -> NDA
     row = None
     if importance is not None:
         row = importance[slab.first // (tensor.shape[1] if len(tensor.shape) > 1 else slab.rows)]
-    chosen = codec(GGMLQuantizationType(int(kind)))
+    chosen = codec_of(kind)
     out = chosen.quantize(values, row)
-    if largest > HALF_MAX and not np.isfinite(chosen.dequantize(out[:, :])).all():
+    if largest > HALF_MAX and not np.isfinite(chosen.dequantize(out)).all():
         raise InvalidFileError(
             f"{tensor.name}: {largest:g} in rows {slab.first} to {slab.first + slab.rows - 1} overflows {kind.name}",
             "keep this tensor in BF16 or F32 with --tensor-type",

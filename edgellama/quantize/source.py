@@ -13,10 +13,10 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
-from edgellama.codecs.base import codec
+from edgellama.codecs.base import Codec, codec
 from edgellama.codecs.compiling import kernel
 from edgellama.codecs.rounding import bits_of
-from edgellama.errors import InvalidFileError
+from edgellama.errors import InvalidFileError, UnsupportedError
 from edgellama.gguf_io import GGMLType, TensorInfo
 
 EXPONENT = 0x7F800000
@@ -37,6 +37,14 @@ def _widen_bf16(raw: Any, out: Any) -> Any:
         out[i] = np.uint32(raw[i]) << np.uint32(16)
 
 
+def codec_of(kind: GGMLType) -> Codec:
+    """The codec of a file's tensor type; raises UnsupportedError where there is none."""
+    try:
+        return codec(GGMLQuantizationType(int(kind)))
+    except ValueError:
+        raise UnsupportedError(f"there is no codec for tensor type {kind.name}", "choose another recipe") from None
+
+
 def to_float32(data: NDArray[np.uint8], kind: GGMLType) -> NDArray[np.float32]:
     """Packed rows uint8[n, row_bytes] of any type -> float32[n, k]."""
     if kind is GGMLType.F32:
@@ -47,7 +55,7 @@ def to_float32(data: NDArray[np.uint8], kind: GGMLType) -> NDArray[np.float32]:
         wide = np.empty((data.shape[0], data.shape[1] // 2), np.uint32)
         _widen_bf16(data.reshape(-1).view(np.uint16), wide.reshape(-1))
         return wide.view(np.float32)
-    return codec(GGMLQuantizationType(int(kind))).dequantize(data)
+    return codec_of(kind).dequantize(data)
 
 
 def check_finite(x: NDArray[np.float32], tensor: TensorInfo, first_row: int) -> float:
