@@ -35,6 +35,7 @@ COMMANDS: dict[str, Entry] = {
     "import": Entry("import_", "Add a model file that is already here."),
     "recommend": Entry("recommend", "Name the catalogue models that fit this machine."),
     "licences": Entry("licences", "Show the licences of models and packages."),
+    "quantize": Entry("quantize", "Quantize a GGUF model into a smaller one."),
     "plan": Entry("plan", "Say whether a model fits into memory, and how."),
     "doctor": Entry("doctor", "Check this machine and say what to change."),
     "config": Entry("config", "Show and change the settings."),
@@ -44,7 +45,6 @@ LATER: dict[str, str] = {
     "embed": "embeddings",
     "check": "the numeric check of a model",
     "warm": "compiling kernels ahead",
-    "quantize": "quantizing",
     "convert": "converting checkpoints",
     "imatrix": "importance matrices",
     "diff": "comparing model files",
@@ -152,6 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise KeyboardInterrupt from error
         except click.ClickException as error:
             raise _translate(error) from error
+    if arguments is None:
+        process.ignore_late_interrupts()
     return boundary.exit_code
 
 
