@@ -144,7 +144,7 @@ def joinable(budget: Budget, separator: Any, values: Iterable[Any]) -> list[Any]
 class SafeFormat:
     """`str.format` and `str.format_map` with bounded widths and sandboxed attributes."""
 
-    __slots__ = ("_environment", "_map", "_text")
+    __slots__ = ("_formatter", "_map", "_text")
 
     def __init__(self, environment: SandboxedEnvironment, budget: Budget, text: str, *, from_map: bool) -> None:
         self._text = text
@@ -153,14 +153,17 @@ class SafeFormat:
             _EscapeFormatter(environment, escape=text.escape) if isinstance(text, Markup) else _Formatter(environment)
         )
         base.budget = budget
-        self._environment = base
+        self._formatter = base
 
     def __call__(self, *args: Any, **kwargs: Any) -> str:
         if self._map:
             if kwargs or len(args) != 1:
                 raise TypeError("format_map() takes exactly one argument")
             kwargs, args = args[0], ()
-        return type(self._text)(self._environment.vformat(self._text, args, kwargs))
+        return type(self._text)(self._formatter.vformat(self._text, args, kwargs))
+
+    def __repr__(self) -> str:
+        return "<method>"
 
 
 class _Bounded(SandboxedFormatter):

@@ -12,6 +12,8 @@ from edgellama.chat.limits import ADVICE, MAX_INT_BITS, exceeded
 from edgellama.errors import TemplateError
 
 MAX_TREE_DEPTH = 100
+MAX_TREE_NODES = 20_000
+"""About ten times what the longest published templates have; compiling takes about 30 microseconds a node."""
 _Tree = TypeVar("_Tree", bound=nodes.Node)
 
 
@@ -21,11 +23,17 @@ def harden(tree: _Tree) -> _Tree:
     return result
 
 
-def check_depth(tree: nodes.Node) -> None:
-    """Refuse a tree that would exhaust the stack of what walks it, without recursion."""
+def check_size(tree: nodes.Node) -> None:
+    """Refuse a tree that would exhaust the time or stack of what walks it, without recursion."""
     level: list[nodes.Node] = [tree]
+    count = 0
     for _ in range(MAX_TREE_DEPTH):
+        if any(isinstance(node, nodes.If) and len(node.elif_) > MAX_TREE_DEPTH for node in level):
+            raise exceeded("has a long chain of elif", f"{MAX_TREE_DEPTH}")  # nested, once it is Python
         level = [child for node in level for child in node.iter_child_nodes()]
+        count += len(level)
+        if count > MAX_TREE_NODES:
+            raise exceeded("is too long", f"{MAX_TREE_NODES} pieces")
         if not level:
             return
     raise exceeded("is nested too deeply", f"{MAX_TREE_DEPTH} levels")

@@ -38,7 +38,7 @@ class Limits:
     """Nesting of values."""
     calls: int = 60
     """Nesting of macro calls and recursive loops."""
-    source_chars: int = 1 << 17
+    source_chars: int = 1 << 16
 
 
 class Weight(NamedTuple):
@@ -73,7 +73,7 @@ class Budget:
         if self._steps < 0:
             raise exceeded("does not come to an end", f"{self.limits.steps} steps")
         if time.monotonic() > self._deadline and time.thread_time() > self._cpu_deadline:
-            raise exceeded("takes too long", f"{self.limits.seconds:g} seconds")
+            raise exceeded("takes too long", f"{self.limits.seconds:.2g} seconds")
 
     def enter(self) -> None:
         """A call begins."""
@@ -137,6 +137,8 @@ class Budget:
                 raise exceeded("makes values nested too deeply", f"{self.limits.depth} levels")
             for item in values:
                 nodes += 1
+                if nodes % 1000 == 0:
+                    self.step()
                 if isinstance(item, str):
                     chars += len(item)
                 elif type(item) not in SCALARS:
@@ -190,6 +192,9 @@ class Lazy:
     def __next__(self) -> Any:
         self._budget.step()
         return next(self._values)
+
+    def __repr__(self) -> str:
+        return "<generator>"
 
 
 def children(value: Any) -> list[Any] | tuple[Any, ...]:

@@ -21,8 +21,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace, pass_context
 
 from edgellama.chat import guards
-from edgellama.chat.harden import check_depth, harden
-from edgellama.chat.limits import ADVICE, SCALARS, Budget, Limits, exceeded
+from edgellama.chat.harden import check_size, harden
+from edgellama.chat.limits import ADVICE, SCALARS, Budget, Lazy, Limits, exceeded
 from edgellama.errors import EdgellamaError, TemplateError
 
 FAULTS = (
@@ -166,7 +166,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
         @pass_context
         def each(_context: Context, values: Any) -> Any:
-            return budget.each(values)
+            return Lazy(budget, iter(values))
 
         @pass_context
         def made(_context: Context, value: Any) -> Any:
@@ -280,7 +280,7 @@ def parse(source: str, limits: Limits) -> nodes.Template:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd escapes in a template's strings are not our code's
             tree = TemplateEnvironment(Budget(limits)).parse(source)
-        check_depth(tree)
+        check_size(tree)
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(
             f"the chat template has a syntax error in line {error.lineno}: {printable(error.message)}", ADVICE
@@ -313,7 +313,16 @@ def run(code: CodeType, variables: Mapping[str, Any], budget: Budget, now: Calla
         raise
     except FAULTS as error:
         raise _translated(error, _line(error, template)) from error
-    return "".join(pieces)
+    return _valid("".join(pieces))
+
+
+def _valid(text: str) -> str:
+    """`text` with half surrogate pairs, which no encoding can carry, as U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def _line(error: BaseException, template: jinja2.Template) -> int:

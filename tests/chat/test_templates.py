@@ -213,6 +213,11 @@ def test_errors_name_the_line_and_are_safe_to_print() -> None:
     assert "gone" in caught.value.message
 
 
+def test_half_surrogate_pairs_become_replacements() -> None:
+    text = ChatTemplate("{{ messages[0].content }}{{ '\\ud800' }}").render([Message(role="user", content="a\udc80b")])
+    assert text == "a\ufffdb\ufffd"
+
+
 def test_long_conversations_fit_the_budget() -> None:
     messages = [SYSTEM] + [
         Message(role=r, content="wörd <x> " * 400) for _ in range(500) for r in ("user", "assistant")
