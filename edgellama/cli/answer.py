@@ -80,7 +80,7 @@ def follow(bridge: Bridge, request: GenerateRequest, screen: Screen, progress: P
 
     def waiting() -> None:
         if not texts and not thoughts:
-            progress.update(latest.done, latest.total or None, "reading the prompt")
+            progress.update(latest.done, latest.total if latest.done else None, "reading the prompt")
 
     try:
         with StopKeys(lambda: bridge.cancel(request.request_id)) as keys, progress:
