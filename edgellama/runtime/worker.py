@@ -153,7 +153,7 @@ class Worker:
         if self._stopping.is_set() or self._load_aborted:
             raise AbortedError("loading was told to stop")
         before, self._load_ticks = self._load_ticks, self._load_ticks + 1
-        if before == 0 or fraction >= self._load_told + _PROGRESS_STEP:
+        if before == 0 or fraction >= self._load_told + _PROGRESS_STEP or fraction >= 1.0 > self._load_told:
             self._load_told = fraction
             self._outbox.send(LoadProgress(fraction))
 
@@ -311,7 +311,11 @@ def main() -> NoReturn:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     watched = parent.arm()
     faulthandler.enable()
-    incoming, outgoing = pipes.take_over()
+    try:
+        incoming, outgoing = pipes.take_over()
+    except OSError as error:
+        sys.stderr.write(f"edgellama's host starts this program and talks to it by pipes: {error}\n")
+        _end(EXIT_TOLD)
     outbox = pipes.Outbox(outgoing)
     stream = os.fdopen(incoming, "rb")  # never closed: that would wait for the thread that reads it
     with boundary(outbox):

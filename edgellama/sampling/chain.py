@@ -95,10 +95,10 @@ def top_p(candidates: Candidates, p: float) -> Candidates:
     total = np.cumsum(weights)[-1]  # one after the other in float32, as llama.cpp sums
     for count in _counts_to_try(candidates, weights, p):
         ranked = top_k(candidates, count)
-        probabilities = ranked.weights() / total
-        reached = np.flatnonzero(np.cumsum(probabilities) >= np.float32(p))
-        if len(reached):
-            return ranked.first(int(reached[0]) + 1)
+        probabilities = (weights if candidates.sorted else ranked.weights()) / total
+        reached = int(np.searchsorted(np.cumsum(probabilities), np.float32(p)))
+        if reached < len(ranked):
+            return ranked.first(reached + 1)
     return ranked
 
 

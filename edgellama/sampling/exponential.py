@@ -38,6 +38,8 @@ _POWERS = _powers()
 
 def exp(x: NDArray[np.float32]) -> NDArray[np.float32]:
     """exp of values <= 0 (-inf gives 0), float32[n] to float32[n]. NaN is not allowed."""
+    if len(x) <= _BLOCK:
+        return _exp_block(x).astype(np.float32)
     result = np.empty(x.shape, np.float32)
     for start in range(0, len(x), _BLOCK):
         part = slice(start, start + _BLOCK)
