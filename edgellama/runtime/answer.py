@@ -134,7 +134,8 @@ class Answer:
         if self.ended:
             return
         self.flush()
-        kind = type(error).__name__
+        # Rooms have subclasses of their own; consumers know the tree in errors.py.
+        kind = next(cls.__name__ for cls in type(error).__mro__ if cls.__module__ == EdgellamaError.__module__)
         self._end(Failed(kind=kind, message=error.message, advice=error.advice, usage=self.usage()))
 
     def _end(self, event: Done | Failed) -> None:

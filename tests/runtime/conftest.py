@@ -87,12 +87,19 @@ class Lab:
         return host
 
 
-async def ask(host: Host, text: str = "hello", **fields: Any) -> Outcome:
+async def ask(
+    host: Host, text: str = "hello", *, on_text: Callable[[int], object] | None = None, **fields: Any
+) -> Outcome:
+    """Everything a request gives; `on_text` is called with the number of text events so far."""
     request = request_for(text, **fields)
     outcome = Outcome()
-    async with asyncio.timeout(30):
+    pieces = 0
+    async with asyncio.timeout(60):
         async for event in host.generate(request):
             outcome.events.append(event)
+            if isinstance(event, TextDelta) and on_text is not None:
+                pieces += 1
+                on_text(pieces)
     return outcome
 
 

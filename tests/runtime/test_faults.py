@@ -161,7 +161,7 @@ async def test_numbers_wrong_at_every_setting_are_refused(lab: Any, probe_second
 @posix
 async def test_a_model_that_dies_on_every_rung_is_refused_with_the_rungs(lab: Any) -> None:
     host = lab.make(lab.script(Fault(kind="signal", phase="load", signal="SIGILL")))
-    with pytest.raises(EngineCrashError, match="as asked.*repacking.*flash attention.*CPU only"):
+    with pytest.raises(EngineCrashError, match=r"as asked.*repacking.*flash attention.*CPU only"):
         await host.start()
 
 
@@ -254,7 +254,7 @@ asyncio.run(main())
         time.sleep(0.3)
         host.send_signal(signal.SIGKILL)
         host.wait()
-        gone, alive = psutil.wait_procs([worker], timeout=5)
+        _gone, alive = psutil.wait_procs([worker], timeout=5)
     assert not alive
 
 
