@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from edgellama.cli.process import is_closed_pipe, printable
+from edgellama.cli.process import STDOUT_NAME, printable, say
 from edgellama.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -98,8 +97,11 @@ class Output:
 
     def result(self, text: str) -> None:
         """Write a piece of the result now; a terminal is protected from control characters in it."""
-        sys.stdout.write(printable(text.replace("\r\n", "\n")) if sys.stdout.isatty() else text)
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(printable(text.replace("\r\n", "\n")) if sys.stdout.isatty() else text)
+            sys.stdout.flush()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, STDOUT_NAME) from error
 
     def line(self, text: str = "") -> None:
         """Write a line of the result."""
@@ -129,9 +131,7 @@ class Output:
         shown = printable(text)
         if has_colour(sys.stderr):
             shown = "\n".join(f"\x1b[2m{line}\x1b[22m" if line else "" for line in shown.split("\n"))
-        with contextlib.suppress(OSError):
-            sys.stderr.write(shown)
-            sys.stderr.flush()
+        say(shown)
 
     def progress(self, description: str, unit: str = "", *, plain: bool = False) -> ProgressLine:
         """Progress of a wait, shown once it lasted over a second. `unit` "bytes": a transfer, `plain`: no drawing."""
@@ -139,12 +139,7 @@ class Output:
 
     @staticmethod
     def _say(text: str) -> None:
-        try:
-            sys.stderr.write(printable(text) + "\n")
-            sys.stderr.flush()
-        except OSError as error:
-            if not is_closed_pipe(error):
-                raise
+        say(printable(text) + "\n")
 
 
 class ProgressLine:

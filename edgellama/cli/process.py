@@ -12,7 +12,6 @@ import sys
 import traceback
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TextIO
 
 from edgellama.errors import (
     EXIT_INTERRUPTED,
@@ -22,6 +21,8 @@ from edgellama.errors import (
     UsageError,
 )
 
+STDOUT_NAME = "standard output"
+"""Stands for the file name in errors of writing results."""
 _CLOSED = {errno.EPIPE, errno.ESHUTDOWN} | ({errno.EINVAL} if sys.platform == "win32" else set())
 
 
@@ -91,12 +92,23 @@ def is_closed_pipe(error: OSError) -> bool:
     return isinstance(error, BrokenPipeError) or error.errno in _CLOSED
 
 
-def drop_output() -> None:
-    """Point stdout at the null device once its reader has left, so that the interpreter's last flush cannot fail."""
+def drop_output(number: int = 1) -> None:
+    """Point stdout (or stderr, 2) at the null device, so that the interpreter's last flush cannot fail."""
     with contextlib.suppress(OSError, ValueError):
         descriptor = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(descriptor, 1)
+        os.dup2(descriptor, number)
         os.close(descriptor)
+
+
+def say(text: str) -> None:
+    """Write to stderr. When that fails there is nobody to tell, and the result matters more: it is dropped."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        drop_output(2)
+    except ValueError:  # closed
+        pass
 
 
 def ignore_late_interrupts() -> None:
@@ -139,13 +151,13 @@ class Boundary:
         if isinstance(error, KeyboardInterrupt):
             self.exit_code = EXIT_INTERRUPTED
             if sys.stderr.isatty():
-                sys.stderr.write("\n")  # after the terminal's ^C
+                say("\n")  # after the terminal's ^C
         elif isinstance(error, EdgellamaError):
             self._say(error)
         elif isinstance(error, OSError):
-            if is_closed_pipe(error):
+            if is_closed_pipe(error) or error.filename == STDOUT_NAME:
                 drop_output()
-            else:
+            if not is_closed_pipe(error):
                 self._say(_from_os_error(error))
         elif isinstance(error, MemoryError):
             self._say(DoesNotFitError("memory ran out", "close other programs, or choose a smaller model or context"))
@@ -159,9 +171,8 @@ class Boundary:
         write_error(error, as_json=self.as_json)
 
 
-def write_error(error: EdgellamaError, *, as_json: bool, stream: TextIO | None = None) -> None:
-    """Say an error on stderr, for people or as one JSON object. A stderr that nobody reads is no second failure."""
-    target = stream or sys.stderr
+def write_error(error: EdgellamaError, *, as_json: bool) -> None:
+    """Say an error on stderr, for people or as one JSON object."""
     if as_json:
         body = {
             "kind": type(error).__name__,
@@ -174,9 +185,7 @@ def write_error(error: EdgellamaError, *, as_json: bool, stream: TextIO | None =
         text = f"error: {printable(error.message)}"
         if error.advice:
             text += "\n" + "\n".join(f"  {line}" for line in printable(error.advice).splitlines())
-    with contextlib.suppress(OSError, ValueError):
-        target.write(text + "\n")
-        target.flush()
+    say(text + "\n")
 
 
 def _from_os_error(error: OSError) -> EdgellamaError:

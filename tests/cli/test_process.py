@@ -39,6 +39,18 @@ def test_a_full_disk_behind_stdout() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
+def test_a_full_disk_behind_stderr_does_not_cost_the_result() -> None:
+    with open("/dev/full", "wb") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [*MAIN, "config", "path", "--verbose"], stdout=subprocess.PIPE, stderr=full, check=False, timeout=60
+        )
+        failed = subprocess.run([*MAIN, "nonsense"], stderr=full, check=False, timeout=60)
+    assert done.returncode == 0
+    assert done.stdout
+    assert failed.returncode == 2
+
+
 @posix
 def test_redirected_output_is_utf_8_in_any_locale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "C")
