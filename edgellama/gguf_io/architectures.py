@@ -15,7 +15,8 @@ _NORM = "attention.layer_norm_epsilon"
 _TIED = "token_embd.weight:embd,vocab output_norm.weight:embd output.weight?:embd,vocab"
 _UNTIED = "token_embd.weight:embd,vocab output_norm.weight:embd output.weight:embd,vocab"
 _SHARED = "token_embd.weight:embd,vocab output_norm.weight:embd"
-_ROPE = "rope_freqs.weight?:rot_half rope_factors_long.weight?:rot_half rope_factors_short.weight?:rot_half"
+_FACTORS = "longrope/rope_factors_long.weight?:rot_half longrope/rope_factors_short.weight?:rot_half"
+_ROPE = f"plainrope/rope_freqs.weight?:rot_half {_FACTORS}"
 
 _ATTENTION = "attn_norm.weight:embd QKV attn_output.weight:q,embd"
 _GATED = "ffn_gate.weight:embd,ff ffn_up.weight:embd,ff ffn_down.weight:ff,embd"
@@ -184,7 +185,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         f"{_UNTIED} output_norm.bias:embd output.bias:vocab", f"{_BIASED} QKV", (_NORM,), "partial", square=True
     ),
     "phi3": Architecture(
-        f"{_TIED} {_ROPE}",
+        f"{_TIED} rope_factors_long.weight?:rot_half rope_factors_short.weight?:rot_half",
         f"{_ATTENTION} ffn_norm.weight:embd ffn_up.weight:embd,ff_double ffn_down.weight:ff,embd",
         rope="partial",
         square=True,

@@ -67,6 +67,9 @@ def _check_rope(h: Hyperparameters, rope: str) -> None:
             raise h.error(h.key(name), rotated, f"an even number from 2 to {h.key_length}")
         if rope == "full" and rotated != h.key_length:
             raise h.error(h.key(name), rotated, f"{h.key_length}, the head size")
+    for name in ("rope.freq_base", "rope.freq_base_swa"):
+        if h.value(name) == 0:
+            raise h.error(h.key(name), 0, "a number above 0")
     sections = h.value("rope.dimension_sections")
     if isinstance(sections, tuple):
         counts = [item for item in sections if isinstance(item, int) and item >= 0]

@@ -33,8 +33,10 @@ _WIDTH = _Rule(_INT, 1, _MAX_WIDTH)
 _LAYER_COUNT = _Rule(_INT, 0, _MAX_WIDTH, per_layer=True)
 _EPSILON = _Rule(_FLOAT, 0.0, 1.0)
 _FLAG = _Rule((ValueType.BOOL,), 0, 1)
-_POSITIVE = _Rule(_FLOAT, 1e-30, 1e30)
+_POSITIVE = _Rule(_FLOAT, 0.0, 1e30)
 _REAL = _Rule(_FLOAT, -1e30, 1e30)
+
+_PATTERN = "attention.sliding_window_pattern"
 
 KEY_RULES: dict[str, _Rule] = {
     "context_length": _Rule(_INT, 1, 2**31 - 1),
@@ -66,7 +68,7 @@ KEY_RULES: dict[str, _Rule] = {
     "attention.q_lora_rank": _COUNT,
     "attention.kv_lora_rank": _COUNT,
     "attention.sliding_window": _Rule(_INT, 0, 2**31 - 1),
-    "attention.sliding_window_pattern": _LAYER_COUNT,
+    _PATTERN: _LAYER_COUNT,
     "attention.layer_norm_epsilon": _EPSILON,
     "attention.layer_norm_rms_epsilon": _EPSILON,
     "attention.causal": _FLAG,
@@ -209,7 +211,7 @@ def _error(raw: RawFile, key: str, found: object, expected: str) -> GGUFError:
 def check_rules(h: Hyperparameters) -> None:
     """Rules between keys that hold for every architecture."""
     for name, rule in KEY_RULES.items():
-        value = h.value(name) if rule.per_layer else None
+        value = h.value(name) if rule.per_layer and name != _PATTERN else None
         if isinstance(value, tuple) and len(value) != h.layers:
             raise h.error(h.key(name), f"{len(value)} values", f"{h.layers}, one per layer")
     if h.integer("nextn_predict_layers") >= h.layers:

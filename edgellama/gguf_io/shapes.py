@@ -16,6 +16,8 @@ from edgellama.gguf_io.types import NO_WEIGHTS, GGMLType, TensorInfo
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _MATRIX_ROWS = ("ffn_gate_inp_shexp.weight",)
 """Tensors of one dimension that are multiplied as matrices."""
+_ADDED = ("token_types.weight",)
+"""Tensors of two dimensions that are added, not multiplied."""
 _SEPARATE = ("attn_q", "attn_k", "attn_v")
 _ADVICE = "convert the model again, or fetch another file of it"
 _DEEPSEEK_LITE_LAYERS = (26, 27)
@@ -67,7 +69,7 @@ def expected_tensors(h: Hyperparameters, counts: Counts, present: Container[str]
         prefix = "" if layer < 0 else f"blk.{layer}."
         for name, dims, optional in _entries(spec.whole if layer < 0 else spec.layer, sizes, h, layer, present):
             shape = tuple(sizes[dim] for dim in dims.split(","))
-            vector = len(shape) == 1 or name.endswith(".bias") or "norm" in name
+            vector = len(shape) == 1 or name.endswith(".bias") or "norm" in name or name in _ADDED
             yield Expected(prefix + name, shape, dims, vector and not name.endswith(_MATRIX_ROWS), optional)
 
 
@@ -143,9 +145,12 @@ def _holds(condition: str, h: Hyperparameters, layer: int, vocabulary: int) -> b
     experts = h.integer("expert_count") > 0 and layer >= h.integer("leading_dense_block_count")
     if h.architecture == "deepseek2":
         experts = layer >= h.integer("leading_dense_block_count")
-    lite = h.trunk_layers in _DEEPSEEK_LITE_LAYERS or (h.trunk_layers == 48 and vocabulary == 128256)
+    tokens = h.integer("vocab_size") if h.has("vocab_size") else vocabulary
+    lite = h.trunk_layers in _DEEPSEEK_LITE_LAYERS or (h.trunk_layers == 48 and tokens == 128256)
     low_rank = h.integer("attention.q_lora_rank") > 0 and not lite
     return {
+        "longrope": h.value("rope.scaling.type") == "longrope",
+        "plainrope": h.value("rope.scaling.type") != "longrope",
         "dense": not experts,
         "moe": experts,
         "shexp": experts and h.integer("expert_shared_feed_forward_length") > 0,

@@ -101,11 +101,12 @@ def build(
     *,
     keys: Mapping[str, object] | None = None,
     tensor_type: GGMLType = GGMLType.F32,
+    optional: bool = False,
     layers: int = 2,
     width: int = 64,
     seed: int = 0,
 ) -> None:
-    """Write a specimen. `keys` replaces or adds metadata; a value of None removes a key."""
+    """Write a specimen. `keys` replaces or adds metadata (None removes a key); `optional` adds optional tensors."""
     values = metadata(architecture, layers=layers, width=width) | dict(keys or {})
     values = {key: value for key, value in values.items() if value is not None}
     target = Path(path)
@@ -115,7 +116,7 @@ def build(
     specs = [
         TensorSpec(item.name, item.shape, GGMLType.F32 if item.vector or item.shape[0] % block else tensor_type)
         for item in expected_tensors(*_plan(parse(os.fspath(target), Options())), frozenset())
-        if not item.optional
+        if optional or not item.optional
     ]
     if sum(spec.nbytes for spec in specs) > _MOST_BYTES:
         raise ValueError(f"a specimen of more than {_MOST_BYTES:,} bytes")

@@ -135,6 +135,15 @@ def test_wrong_shapes_and_types(specimens: dict[str, Path], tmp_path: Path, arch
             assert caught.value.found.startswith(word)
 
 
+@pytest.mark.llamacpp
+def test_optional_tensors_are_llama_cpps_too(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{name}.gguf" for name in ("llama", "qwen2", "qwen3", "bert", "phi3")]
+    for path in paths:
+        specimen.build(path, path.stem, width=32, tensor_type=GGMLType.F16, optional=True)
+        gguf_io.require_model(gguf_io.read(path))
+    assert _native(paths) == ["ok"] * len(paths)
+
+
 def test_fused_projections_and_optional_tensors_pass(specimens: dict[str, Path], tmp_path: Path) -> None:
     header = gguf_io.read(specimens["llama"])
     specs = [TensorSpec(t.name, t.shape, t.type) for t in header.tensors if ".attn_q." not in t.name]
