@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,6 +103,26 @@ def test_greedy_text_is_llama_completions(
         if expected.rstrip("\n") != found.rstrip("\n"):
             different.append((question, expected, found))
     assert not different, f"{len(different)} of {len(PROMPTS)} texts differ"
+
+
+LONG_RUNS = ["a" * 60_000, "1" * 60_000, " " * 60_000, "中" * 60_000, "!" * 60_000, "a" * 499_999 + " b"]
+
+
+@pytest.mark.parametrize("name", ["deepseek-llm", "deepseek-coder", "falcon"])
+def test_long_runs_do_not_overflow_the_stack(peer: Path, name: str) -> None:
+    """In a process of its own: what this guards against ends the process."""
+    code = (
+        "import sys, threading; from edgellama.engine.llamacpp.bindings import bindings;"
+        "from edgellama.engine.llamacpp.tokenizer import LlamaTokenizer;"
+        "c = bindings(); p = c.llama_model_default_params(); p.vocab_only = True;"
+        "t = LlamaTokenizer(c, c.llama_model_load_from_file(sys.argv[1].encode(), p), whole_rule=False);"
+        "text = eval(sys.argv[2]); ids = t.tokenize(text);"
+        "assert b''.join(map(t.piece, ids)).decode() == text"
+    )
+    for text in LONG_RUNS:
+        expression = f"{text[0]!r} * {len(text)}" if len(set(text)) == 1 else "'a' * 499_999 + ' b'"
+        file = peer / "src" / "models" / f"ggml-vocab-{name}.gguf"
+        subprocess.run([sys.executable, "-c", code, str(file), expression], check=True, timeout=300)
 
 
 VOCABULARIES = ["bert-bge", "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2", "llama-bpe"]

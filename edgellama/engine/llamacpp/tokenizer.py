@@ -7,6 +7,7 @@ import functools
 from itertools import repeat
 from typing import Any
 
+from edgellama.engine.llamacpp import deep_stack
 from edgellama.errors import EngineError, UsageError
 
 _UNKNOWN, _CONTROL = 1, 8  # LLAMA_TOKEN_ATTR_…
@@ -30,11 +31,12 @@ class LlamaTokenizer:
 
     def tokenize(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         """See `Tokenizer.tokenize`. Half surrogate pairs become U+FFFD."""
-        data = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        data = text.encode()
         if len(data) > _MAX_TEXT_BYTES // 2:
             raise UsageError(f"a text of {len(data):,} bytes is too long for one call")
         whole = add_bos and self._whole_rule
-        ids = self._call(data, whole, special, len(data) + 16)
+        ids = deep_stack.call(lambda: self._call(data, whole, special, len(data) + 16), text)
         return [self._bos, *ids] if add_bos and not whole and self._adds_bos else ids
 
     def _call(self, data: bytes, whole: bool, special: bool, room: int) -> list[int]:
