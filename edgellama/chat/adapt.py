@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from edgellama.chat.marks import strings
 from edgellama.chat.messages import Message
 
 BLANK_LINE = "\n\n"
@@ -32,6 +33,10 @@ TURNS_JOINED = ChatNotice(
     "turns-joined", "the template wants alternating roles: messages in a row of one role were joined"
 )
 SYSTEM_IGNORED = ChatNotice("system-ignored", "the template ignores the system message")
+TOOL_TURNS_IGNORED = ChatNotice(
+    "tool-messages-ignored", "the template leaves out calls of tools, or what they answered"
+)
+USER_IGNORED = ChatNotice("user-ignored", "the template leaves out or changes a user message")
 TOOLS_IGNORED = ChatNotice("tools-ignored", "the template has no place for tools: the model does not see them")
 
 
@@ -157,6 +162,20 @@ def shows(text: str, rendered: str) -> bool:
     if text in rendered or as_json(text)[1:-1] in rendered:
         return True
     return all(line.strip() in rendered for line in text.splitlines())
+
+
+def ignored(messages: Sequence[Message], rendered: str) -> tuple[ChatNotice, ...]:
+    """What to say about messages whose text is not in the prompt."""
+    by_role = {"system": SYSTEM_IGNORED, "developer": SYSTEM_IGNORED, "tool": TOOL_TURNS_IGNORED, "user": USER_IGNORED}
+    found: dict[ChatNotice, None] = {}
+    for message in messages:
+        notice = by_role.get(message.role)
+        if notice and not shows(message.content, rendered):
+            found[notice] = None
+        for call in message.tool_calls:
+            if not all(shows(word, rendered) for word in (call.name, *strings(call.arguments))):
+                found[TOOL_TURNS_IGNORED] = None
+    return tuple(found)
 
 
 def leaks_objects(given: Sequence[Turn], rendered: str) -> bool:

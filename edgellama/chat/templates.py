@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -84,40 +84,47 @@ class ChatTemplate:
         """Find the form of the conversation that the template accepts, from the given one on. Raises `TemplateError`.
 
         A refused or dropped system message moves into the first user message, several become one, and rows of one role
-        are joined; arguments of tool calls become JSON text where the template cannot take objects. All attempts share
-        one time limit.
+        are joined; arguments of tool calls become JSON text where the template cannot take objects. What the template
+        leaves out all the same is told. All attempts share one time limit.
         """
         deadline = time.thread_time() + self._limits.seconds
+        failure: TemplateError | None = None
+        found: Prepared | None = None
+        for form, given_tools in self._ways(messages, tools):
 
-        def tried(form: Form, given_tools: Tools | None) -> Prepared:
-            def attempt(given: tuple[Turn, ...]) -> str:
+            def attempt(given: tuple[Turn, ...], given_tools: Tools | None = given_tools) -> str:
                 left = replace(self._limits, seconds=max(deadline - time.thread_time(), 0.01))
                 fields = [turn.fields for turn in given]
                 return self._run(fields, given_tools, arguments, add_generation_prompt, left)
 
-            prepared = replace(_prepare(adapt.turns(messages, form), attempt), tools=given_tools)
-            if not form.text_arguments and adapt.leaks_objects(prepared.turns, prepared.text):
-                raise TemplateError("the chat template prints arguments as Python writes them")
-            return prepared
-
-        ways = [(self._form, tools or None)]
-        if not tools:
-            ways.append((self._form, ()))  # some go through the list without asking whether there is one
-        if any(message.tool_calls for message in messages):
-            ways.append((replace(self._form, text_arguments=True), tools or None))
-        failure: TemplateError | None = None
-        for way in ways:
             try:
-                prepared = tried(*way)
-            except sandbox.RefusedError:
-                raise
+                prepared, complete = _accepted(adapt.turns(messages, form), attempt)
             except TemplateError as error:
                 failure = failure or error
                 continue
-            if tools and not self.reads_tools:
-                prepared = replace(prepared, notices=(*prepared.notices, adapt.TOOLS_IGNORED))
-            return prepared
-        raise failure or TemplateError("the chat template printed nothing", ADVICE)
+            if complete or found is None:
+                found = replace(prepared, tools=given_tools)
+            if complete:
+                break
+        if found is None:
+            raise failure or TemplateError("the chat template printed nothing", ADVICE)
+        ignored = adapt.ignored(messages, found.text)
+        if tools and not self.reads_tools:
+            ignored = (*ignored, adapt.TOOLS_IGNORED)
+        return replace(found, notices=(*found.notices, *ignored))
+
+    def _ways(self, messages: Sequence[Message], tools: Tools) -> Iterator[tuple[Form, Tools | None]]:
+        """What a conversation may be put into, from what callers of transformers would give on."""
+        form = self._form
+        yield form, tools or None
+        if not tools:
+            yield form, ()  # some go through the list without asking whether there is one
+        if any(message.tool_calls for message in messages):
+            yield replace(form, text_arguments=True), tools or None
+            if form.null_content:
+                yield replace(form, null_content=False), tools or None
+        if form.developer and any(message.role == "developer" for message in messages):
+            yield replace(form, developer=False), tools or None
 
     def render_dicts(
         self,
@@ -157,8 +164,9 @@ class ChatTemplate:
         return sandbox.run(self._code, variables, budget, self._now)
 
 
-def _prepare(given: tuple[Turn, ...], attempt: Callable[[tuple[Turn, ...]], str]) -> Prepared:
-    systems = [turn.content for turn in given if turn.role == "system"]
+def _accepted(given: tuple[Turn, ...], attempt: Callable[[tuple[Turn, ...]], str]) -> tuple[Prepared, bool]:
+    """The mildest rewrite that the template takes whole, or the mildest that it takes, and which of both it is."""
+    systems = [turn.content for turn in given if turn.role in {"system", "developer"}]
     refusal: TemplateError | None = None
     incomplete: Prepared | None = None
     for variant, notices in adapt.variants(given):
@@ -169,15 +177,19 @@ def _prepare(given: tuple[Turn, ...], attempt: Callable[[tuple[Turn, ...]], str]
             continue
         prepared = Prepared(variant, text, notices)
         if all(adapt.shows(system, text) for system in systems):
-            return prepared
-        incomplete = incomplete or replace(prepared, notices=(*notices, adapt.SYSTEM_IGNORED))
+            return prepared, not adapt.leaks_objects(variant, text)
+        incomplete = incomplete or prepared
     if incomplete is not None:
-        return incomplete
+        return incomplete, False
     reason = refusal.message if refusal else "it printed nothing"
-    raise sandbox.RefusedError(f"the chat template refused the conversation: {reason}", _advice(reason)) from refusal
+    raise sandbox.RefusedError(
+        f"the chat template refused the conversation: {reason}", _advice(reason, given)
+    ) from refusal
 
 
-def _advice(reason: str) -> str:
+def _advice(reason: str, given: tuple[Turn, ...]) -> str:
+    if any(turn.role == "tool" for turn in given) and "tool" not in reason.lower():
+        return "this template may know no tool results: leave the tools out, or use a model that was trained with them"
     said = reason.lower()
     if "alternat" in said or "first user message" in said:
         return "begin with a user message and let user and assistant messages take turns"

@@ -179,6 +179,29 @@ def test_a_template_without_place_for_a_system_message_says_so() -> None:
     assert heard.kinds == ["system-ignored"]
 
 
+def test_what_a_template_leaves_out_is_told() -> None:
+    call = Message(role="assistant", tool_calls=(ToolCall(id="1", name="now", arguments={}),))
+    talk = [USER, call, Message(role="tool", content="12:00", tool_call_id="1"), Message(role="user", content="Thanks")]
+    heard = Heard()
+    ChatTemplate("{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}").render(talk, on_notice=heard)
+    assert heard.kinds == ["tool-messages-ignored"]
+    heard = Heard()
+    ChatTemplate("{{ messages[-1].content }}").render([USER, Message(role="user", content="Bye")], on_notice=heard)
+    assert heard.kinds == ["user-ignored"]
+
+
+def test_a_developer_message_the_template_leaves_out_is_given_as_system() -> None:
+    source = "{% for m in messages if m.role != 'developer' %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    talk = [Message(role="developer", content="Rules."), USER]
+    assert ChatTemplate(source).render(talk) == "system: Rules.\nuser: Hello\n"
+
+
+def test_empty_content_is_given_where_none_fails() -> None:
+    source = "{% for m in messages %}{{ m.content | length if m.content is none }}[{{ m.content }}]{% endfor %}"
+    call = Message(role="assistant", tool_calls=(ToolCall(id="1", name="f", arguments={}),))
+    assert ChatTemplate(source).render([call]) == "[]"
+
+
 def test_tools_without_a_place_for_them_are_told() -> None:
     heard = Heard()
     ChatTemplate(CHATML).render([USER], tools=[{"type": "function"}], on_notice=heard)
