@@ -144,6 +144,20 @@ def test_optional_tensors_are_llama_cpps_too(tmp_path: Path) -> None:
     assert _native(paths) == ["ok"] * len(paths)
 
 
+@pytest.mark.parametrize(("architecture", "name"), [("bert", "token_types.weight"), ("llama", "rope_freqs.weight")])
+def test_optional_tensors_that_are_added_must_be_f32(tmp_path: Path, architecture: str, name: str) -> None:
+    """llama.cpp aborts on other types of these, at the first token."""
+    path = tmp_path / "optional.gguf"
+    specimen.build(path, architecture, width=32, optional=True)
+    target = tmp_path / "half.gguf"
+    tensor = gguf_io.read(path).tensor(name)
+    assert tensor is not None
+    _rewrite(path, target, **{name: (tensor.shape, GGMLType.F16)})
+    with pytest.raises(GGUFError) as caught:
+        gguf_io.read(target)
+    assert (caught.value.field, caught.value.expected) == (f"tensor {name!r}", "F32")
+
+
 def test_fused_projections_and_optional_tensors_pass(specimens: dict[str, Path], tmp_path: Path) -> None:
     header = gguf_io.read(specimens["llama"])
     specs = [TensorSpec(t.name, t.shape, t.type) for t in header.tensors if ".attn_q." not in t.name]
