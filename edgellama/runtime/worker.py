@@ -71,6 +71,9 @@ class Worker:
         self._work = threading.Event()
         self._stopping = threading.Event()
         self._loaded = threading.Event()
+        self._taking = threading.Lock()
+        self._early: list[ToWorker] = []
+        """What came while the model was loading."""
         self._jobs: deque[Probe | EmbedTexts] = deque()
         self._in_job = False
         self._calls: queue.SimpleQueue[Tokenize] = queue.SimpleQueue()
@@ -113,7 +116,6 @@ class Worker:
         control_texts = tuple(engine.tokenizer.control_texts())
         ends = EndTokens(engine.tokenizer, control_texts)
         self._tokenizer = PromptTokenizer(engine.tokenizer, control_texts)
-        self._scheduler = Scheduler(engine, load.options, self._outbox.send, ends)
         self._engine = engine
         self._loaded.set()
         tokenizer = engine.tokenizer
@@ -130,6 +132,10 @@ class Worker:
             confinement=confinement,
         )
         self._outbox.send(message)
+        with self._taking:
+            self._scheduler = Scheduler(engine, load.options, self._outbox.send, ends)
+            for early in self._early:
+                self._take(early)
 
     def _confine(self, load: Load) -> tuple[str, ...]:
         if not load.confine:
@@ -199,7 +205,8 @@ class Worker:
             message = decode_to_worker(body)
             if isinstance(message, Shutdown):
                 break
-            self._take(message)
+            with self._taking:
+                self._take(message)
         self._leave()
 
     def _take(self, message: ToWorker) -> None:
@@ -211,7 +218,7 @@ class Worker:
             case Load():
                 raise UsageError("a worker loads one model only")
             case _ if self._scheduler is None:
-                raise UsageError(f"{type(message).__name__} came before the model was loaded")
+                self._early.append(message)
             case Generate():
                 self._scheduler.submit(message)
             case Cancel(request_id=request_id):

@@ -184,15 +184,22 @@ def test_embeddings_of_a_model_loaded_for_text(tmp_path: Path) -> None:
         assert it.answer(generate())[0] == "ok"
 
 
+def test_requests_may_be_sent_while_the_model_loads(tmp_path: Path) -> None:
+    with worker() as it:
+        load = Load(path=str(script(tmp_path, say="ok", load_seconds=1.0)), options=EngineOptions(), engine="fake")
+        it.send(load, generate("a"), generate("b"), Cancel("a"), Tokenize(call_id=1, parts=(TextPart("x"),)))
+        ends = {end.request_id: end.reason for end in (it.until(Finished), it.until(Finished))}
+        assert ends == {"a": "cancelled", "b": "stop"}
+        assert any(isinstance(m, Loaded) for m in it.seen)
+
+
 # ---- the pipe
 
 
 def test_a_host_that_does_not_read_loses_nothing(tmp_path: Path) -> None:
     with worker(read=False) as it:
         load = Load(path=str(script(tmp_path)), options=EngineOptions(), engine="fake", confine=False)
-        it.send(load)
-        time.sleep(2.0)
-        it.send(generate(max_tokens=4000, sampling=SamplingOptions(temperature=0.0)))
+        it.send(load, generate(max_tokens=4000, sampling=SamplingOptions(temperature=0.0)))
         time.sleep(3.0)  # far more than a pipe holds
         it.send(Cancel("other"), Tokenize(call_id=1, parts=(TextPart("x"),)))
         it.read_from_now_on()
@@ -207,10 +214,9 @@ def test_a_host_that_does_not_read_loses_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("message", [Shutdown(), None])
 def test_shutdown_and_end_of_pipe_while_the_pipe_to_the_host_is_full(tmp_path: Path, message: Any) -> None:
     with worker(read=False) as it:
-        it.send(Load(path=str(script(tmp_path)), options=EngineOptions(), engine="fake", confine=False))
-        time.sleep(1.5)
-        it.send(generate(max_tokens=4000))
-        time.sleep(1.5)
+        load = Load(path=str(script(tmp_path)), options=EngineOptions(), engine="fake", confine=False)
+        it.send(load, generate(max_tokens=4000))
+        time.sleep(2.0)
         if message is None:
             it.process.stdin.close()
         else:
@@ -300,13 +306,6 @@ def test_a_load_that_fails_is_told(tmp_path: Path, fault: Fault, kind: str) -> N
         it.send(Load(path=str(path), options=EngineOptions(), engine="fake", confine=False))
         assert it.until(WorkerFailed).kind == kind
         assert it.wait() == exits.EXIT_TOLD
-
-
-def test_an_engine_of_a_later_version(tmp_path: Path) -> None:
-    with worker() as it:
-        it.until(Hello)
-        it.send(Load(path=str(tmp_path), options=EngineOptions(), engine="jit"))
-        assert it.until(WorkerFailed).kind == "UnsupportedError"
 
 
 @pytest.mark.parametrize("stop", [Shutdown(), None, Abort()])
