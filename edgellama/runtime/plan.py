@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 DEFAULT_CONTEXT_TOKENS = 8192
 """When nobody asks for a length: a trained context of 128k would take gigabytes that most chats never use."""
 LEAST_CONTEXT_TOKENS = 512
-_PROCESS_BYTES = 160 << 20
+_PROCESS_BYTES = 96 << 20
 """Python, NumPy and the engine's library in the worker."""
+_LOGITS_ROWS = 64
+"""Rows of logits that the engine reserves unless told otherwise."""
 _CELL_PADDING = 256
 _MIB = 1 << 20
 
@@ -35,18 +37,6 @@ _BLOCKS: dict[KVType, tuple[int, int]] = {
     "iq4_nl": (18, 32),
 }
 
-# Every n-th layer attends to everything, the others to a window: llama.cpp's set_swa_pattern per architecture.
-_WINDOW_PATTERNS = {
-    "gemma2": 2,
-    "gemma3": 6,
-    "gemma3n": 5,
-    "cohere2": 4,
-    "gpt-oss": 2,
-    "exaone4": 4,
-    "olmo2": 4,
-    "smallthinker": 4,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -54,8 +44,6 @@ class Layer:
 
     key: int = 0
     value: int = 0
-    window: int = 0
-    """Tokens it looks back on, 0 for all."""
     state_bytes: int = 0
 
 
@@ -68,29 +56,24 @@ class CacheShape:
     feed_forward: int = 0
     heads: int = 0
     vocabulary: int = 0
+    masks: int = 1
+    """Attention masks: models with sliding windows have one for the windows and one for the rest."""
 
     @classmethod
     def from_header(cls, header: Header) -> CacheShape:
-        """Grouped heads, heads per layer, sliding windows and recurrent states included."""
-        window = header.number("attention.sliding_window")
-        pattern = _WINDOW_PATTERNS.get(header.architecture, 0)
-        key, value = header.key_length, header.value_length
+        """Grouped heads, heads per layer, compressed (MLA) caches and recurrent states included."""
+        key = header.key_length
+        value = 0 if header.number("attention.key_length_mla") else header.value_length  # MLA reads V out of K
         state = _recurrent_bytes(header)
-        layers = [
-            Layer(
-                heads * key,
-                heads * value,
-                window if pattern and i % pattern < pattern - 1 else 0,
-                0 if heads else state,
-            )
-            for i, heads in enumerate(header.head_counts_kv)
-        ]
+        layers = [Layer(heads * key, heads * value, 0 if heads else state) for heads in header.head_counts_kv]
+        experts = header.number("expert_used_count") * header.number("expert_feed_forward_length")
         return cls(
             tuple(layers) or (Layer(state_bytes=state),) * header.layers,
             header.embedding_length,
-            header.number("feed_forward_length"),
+            max(header.number("feed_forward_length"), experts),
             max(header.head_counts, default=0),
             header.vocabulary_tokens,
+            2 if header.number("attention.sliding_window") else 1,
         )
 
 
@@ -153,14 +136,16 @@ def kv_bytes(shape: CacheShape, options: EngineOptions) -> int:
 
 
 def compute_bytes(shape: CacheShape, options: EngineOptions) -> int:
-    """Scratch memory of one micro batch, an estimate: logits, the widest activations, and attention scores where they
-    are written out."""
-    batch = min(options.micro_batch_tokens, options.context_tokens or options.micro_batch_tokens)
+    """Scratch memory of one micro batch: what llama.cpp reserves for logits or activations, attention scores where
+    flash attention does not avoid them, and the mask. Within a tenth of its own figures for Llama models."""
+    batch = min(options.batch_tokens, options.micro_batch_tokens)
     cells = _padded(options.context_tokens) * (options.sequences if options.unified_kv else 1)
-    scores = shape.heads * cells if options.flash_attention == "off" else 0
-    mask = cells
-    widest = max(shape.vocabulary, 3 * shape.feed_forward + 4 * shape.embedding, 2 * scores)
-    return 4 * batch * (widest + 4 * shape.embedding + mask)
+    activations = 4 * batch * (2 * shape.feed_forward + 4 * shape.embedding)
+    logits = 4 * shape.vocabulary * max(options.logits_rows or _LOGITS_ROWS, options.sequences)
+    flash = options.flash_attention != "off"
+    scores = 0 if flash else 4 * batch * shape.heads * cells
+    masks = batch * cells * (2 if flash else 4) * shape.masks
+    return max(logits, activations + scores) + masks + 4 * batch * shape.embedding
 
 
 def _row_bytes(elements: int, kind: KVType) -> int:
