@@ -38,7 +38,7 @@ def default_model_path() -> Path:
 def write_tiny_llama() -> WriteTinyLlama:
     """`write(path, seed=0, change=None)` writes a random Llama: 2 layers, 2 heads of 64, one KV head, 273 tokens.
 
-    `change(name, weights) -> weights` may alter each tensor, float32[rows, columns].
+    `change(name, weights) -> weights` may alter each tensor, float32[rows, columns]; `long_rope_above` adds LongRoPE.
     """
     return _write_tiny_llama
 
@@ -49,7 +49,7 @@ def tiny_llama_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny llama é.gguf")
 
 
-def _write_tiny_llama(path: Path, seed: int = 0, change: Change | None = None) -> Path:
+def _write_tiny_llama(path: Path, seed: int = 0, change: Change | None = None, long_rope_above: int = 0) -> Path:
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny random llama")
@@ -63,6 +63,11 @@ def _write_tiny_llama(path: Path, seed: int = 0, change: Change | None = None) -
     writer.add_rope_dimension_count(64)
     writer.add_rope_freq_base(10000.0)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    if long_rope_above:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+        writer.add_rope_scaling_orig_ctx_len(long_rope_above)
+        for name, factor in (("long", 4), ("short", 1)):
+            writer.add_tensor(f"rope_factors_{name}.weight", np.full(32, factor, np.float32))
     _add_vocabulary(writer, gguf)
     for name, weights in _weights(seed, 3 + 256 + len(_CONTROLS) + len(_WORDS)):
         writer.add_tensor(name, change(name, weights) if change else weights)

@@ -50,7 +50,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     repack_weights: bool = True
     """Allow weight layouts of the CPU's special instructions (llama.cpp: `use_extra_bufts`)."""
     unified_kv: bool = True
-    """One KV buffer for all sequences, so that ranges can be copied between them."""
+    """One KV buffer for all sequences, so that ranges can be copied between them. An engine that would compute other
+    numbers in one buffer uses separate ones: ask its `Capabilities`."""
     use_mmap: bool = True
     use_mlock: bool = False
     embeddings: bool = False

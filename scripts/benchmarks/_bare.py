@@ -25,7 +25,7 @@ class Loop:
     def __init__(self, path: str, options: EngineOptions) -> None:
         self.c = bindings()
         self.model = self.c.llama_model_load_from_file(os.fsencode(path), translate.model_params(self.c, options))
-        params = translate.context_params(self.c, options, options.context_tokens, -1)
+        params = translate.context_params(self.c, options, options.context_tokens, -1, unified=True)
         params.n_outputs_max = 0
         self.context = self.c.llama_init_from_model(self.model, params)
         self.batch = self.c.llama_batch_init(options.batch_tokens, 0, 1)

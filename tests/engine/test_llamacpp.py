@@ -232,6 +232,19 @@ def test_options_that_would_abort_the_process_are_refused(load: Load, wrong: dic
         load(**wrong)
 
 
+def test_many_short_sequences_are_not_computed_as_one_long_context(
+    load: Load, write_tiny_llama: Callable[..., Path], tmp_path: Path, tokens: list[int]
+) -> None:
+    path = write_tiny_llama(tmp_path / "longrope.gguf", long_rope_above=512)
+    alone = rows_of(load(path, sequences=1, context_tokens=512), tokens)
+    several = load(path, sequences=4, context_tokens=512)
+    assert not several.capabilities.copy_range
+    np.testing.assert_allclose(rows_of(several, tokens, sequence=3), alone, atol=0.05)
+    long = load(path, sequences=4, context_tokens=1024)
+    assert long.capabilities.copy_range
+    assert float(np.abs(rows_of(long, tokens) - alone).max()) > 1
+
+
 def test_a_failed_step_tells_the_librarys_reason(load: Load, tokens: list[int]) -> None:
     engine = load()
     rows_of(engine, tokens)
@@ -342,7 +355,5 @@ def test_pieces_of_any_length_equal_the_librarys_detokenizer(load: Load) -> None
 
 def test_factory_knows_its_engines() -> None:
     assert factory("llamacpp")
-    with pytest.raises(UnsupportedError):
-        factory("jit")
     with pytest.raises(UsageError):
         factory("other")

@@ -97,7 +97,7 @@ class LlamaEngine:
         """What this model can do under these options."""
         stateful = self._memory is not None
         return Capabilities(
-            copy_range=stateful and self._options.unified_kv and not self._fixed_state,
+            copy_range=stateful and self._handles.unified and not self._fixed_state,
             remove_range=stateful and not self._fixed_state,
             shift=stateful and bool(self._c.llama_memory_can_shift(self._memory)),
             save_state=stateful,
@@ -262,7 +262,7 @@ class LlamaEngine:
         if source == target or start >= stop:
             return
         c = self._c
-        if self._options.unified_kv:
+        if self._handles.unified:
             first = int(c.llama_memory_seq_pos_min(self._memory, target))
             last = int(c.llama_memory_seq_pos_max(self._memory, target))
             if last >= 0 and first < stop and last >= start:

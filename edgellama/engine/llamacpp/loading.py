@@ -37,6 +37,7 @@ class Loaded:
     ticker: Ticker
     context_tokens: int
     pooling: int
+    unified: bool
     threads: tuple[int, int]
     pools: list[ggml.ThreadPools]
     """At most one: what is attached now."""
@@ -55,7 +56,8 @@ def load(
         pooling = translate.pooling_type(options, _model_pooling(library, model))
         tokens = options.context_tokens or int(library.llama_model_n_ctx_train(model))
         ticker = new_ticker(library.ggml_abort_callback)
-        context = _new_context(library, model, options, tokens, pooling, ticker)
+        unified = translate.unified_kv(options, tokens, _long_rope_above(library, model))
+        context = _new_context(library, model, options, tokens, pooling, unified, ticker)
         stack.callback(library.llama_free, context)
         memory = library.llama_get_memory(context)
         _check_purpose(library, model, memory, options)
@@ -67,7 +69,7 @@ def load(
         _apply_loras(library, model, context, options.loras)
         library.llama_set_embeddings(context, memory is None)
         return Loaded(
-            library, model, context, memory, ticker, tokens, pooling, threads, pools, stack.pop_all(), ticks[0]
+            library, model, context, memory, ticker, tokens, pooling, unified, threads, pools, stack.pop_all(), ticks[0]
         )
 
 
@@ -122,8 +124,10 @@ def _load_model(
     return int(model)
 
 
-def _new_context(library: Any, model: int, options: EngineOptions, tokens: int, pooling: int, ticker: Ticker) -> int:
-    params = translate.context_params(library, options, tokens, pooling)
+def _new_context(
+    library: Any, model: int, options: EngineOptions, tokens: int, pooling: int, unified: bool, ticker: Ticker
+) -> int:
+    params = translate.context_params(library, options, tokens, pooling, unified=unified)
     params.abort_callback = ticker.callback
     params.abort_callback_data = ticker.data
     mark = RING.mark()
@@ -148,6 +152,14 @@ def _model_pooling(library: Any, model: int) -> int:
     architecture = metadata(library, model, "general.architecture") or ""
     text = metadata(library, model, f"{architecture}.pooling_type") or "0"
     return int(text) if text.isdigit() else 0
+
+
+def _long_rope_above(library: Any, model: int) -> int | None:
+    """Context above which LongRoPE's long factors hold, None for models without them."""
+    architecture = metadata(library, model, "general.architecture") or ""
+    text = metadata(library, model, f"{architecture}.rope.scaling.original_context_length") or ""
+    kind = metadata(library, model, f"{architecture}.rope.scaling.type") or "longrope"
+    return int(text) if text.isdigit() and kind == "longrope" else None
 
 
 def _check_purpose(library: Any, model: int, memory: int | None, options: EngineOptions) -> None:

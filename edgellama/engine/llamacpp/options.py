@@ -64,7 +64,18 @@ def model_params(library: Any, options: EngineOptions) -> Any:
     return params
 
 
-def context_params(library: Any, options: EngineOptions, context_tokens: int, pooling: int) -> Any:
+def unified_kv(options: EngineOptions, context_tokens: int, long_rope_above: int | None) -> bool:
+    """Whether the sequences share one cache.
+
+    In a shared one llama.cpp takes the whole pool for the context of each, and beyond `long_rope_above` tokens LongRoPE
+    has other factors: then a short context would be computed as a long one, so the sequences get caches of their own.
+    """
+    if long_rope_above is not None and context_tokens <= long_rope_above < context_tokens * options.sequences:
+        return False
+    return options.unified_kv
+
+
+def context_params(library: Any, options: EngineOptions, context_tokens: int, pooling: int, *, unified: bool) -> Any:
     """`llama_context_params` for `context_tokens` per sequence, without the abort callback.
 
     `n_ctx` is the whole pool. Rows of logits are limited because llama.cpp reserves vocabulary x rows x 4 bytes.
@@ -79,7 +90,7 @@ def context_params(library: Any, options: EngineOptions, context_tokens: int, po
     params.flash_attn_type = _FLASH[options.flash_attention]
     params.type_k = _KV_TYPES[options.kv_type_key]
     params.type_v = _KV_TYPES[options.kv_type_value]
-    params.kv_unified = options.unified_kv
+    params.kv_unified = unified
     params.offload_kqv = params.op_offload = options.gpu_layers != 0
     params.pooling_type = pooling
     if options.embeddings:  # a pooled sequence must lie in one micro-batch, and makes every token an output
