@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgellama.errors import UnsupportedError, UsageError
+from edgellama.errors import UsageError
 
 if TYPE_CHECKING:
     from edgellama.engine.base import EngineFactory
@@ -23,5 +23,7 @@ def factory(name: str) -> EngineFactory:
 
         return fake.load
     if name == "jit":
-        raise UnsupportedError("the JIT engine is not part of this version", "use the engine llamacpp")
+        from edgellama.engine import jit
+
+        return jit.load
     raise UsageError(f"unknown engine {name!r}", f"engines are {', '.join(ENGINES)}")
