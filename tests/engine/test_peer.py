@@ -18,9 +18,8 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 PEER = os.environ.get("EDGELLAMA_PEER", "")
 ANSWER_TOKENS = 128
-SETTINGS = {"context": 2048, "ubatch": 512, "flash attention": "on", "threads": 2}
 TEMPLATES = {
-    "chatml": "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    "chatml": "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
     "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
     "llama-2": "[INST] <<SYS>>\nYou are a helpful assistant.\n<</SYS>>\n\n{} [/INST] ",
     "raw": "{}",
@@ -82,9 +81,8 @@ def ours(engine: Engine, prompt: str) -> str:
     return b"".join(map(tokenizer.piece, answer)).decode("utf-8", "replace") + end
 
 
-def theirs(peer: Path, model: Path, prompt: str, folder: Path) -> str:
-    (folder / "prompt.txt").write_text(prompt)
-    command = [str(peer / "bin" / "llama-completion"), "-m", str(model), "-f", str(folder / "prompt.txt")]
+def theirs(peer: Path, model: Path, prompt: str) -> str:
+    command = [str(peer / "bin" / "llama-completion"), "-m", str(model), "-p", prompt]  # -f would cut the last newline
     command += ["-n", str(ANSWER_TOKENS), "-c", "2048", "-b", "2048", "-ub", "512", "-fa", "on", "-t", "2", "-tb", "2"]
     command += ["--temp", "0", "--top-k", "1", "-no-cnv", "--no-escape", "--no-display-prompt", "--simple-io"]
     done = subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=300)
@@ -93,13 +91,11 @@ def theirs(peer: Path, model: Path, prompt: str, folder: Path) -> str:
 
 @pytest.mark.model
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_greedy_text_is_llama_completions(
-    peer: Path, engine: Engine, default_model_path: Path, tmp_path: Path, template: str
-) -> None:
+def test_greedy_text_is_llama_completions(peer: Path, engine: Engine, default_model_path: Path, template: str) -> None:
     different = []
     for question in PROMPTS:
         prompt = TEMPLATES[template].format(question)
-        expected, found = theirs(peer, default_model_path, prompt, tmp_path), ours(engine, prompt)
+        expected, found = theirs(peer, default_model_path, prompt), ours(engine, prompt)
         if expected.rstrip("\n") != found.rstrip("\n"):
             different.append((question, expected, found))
     assert not different, f"{len(different)} of {len(PROMPTS)} texts differ"
