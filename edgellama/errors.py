@@ -123,7 +123,7 @@ class NumericError(EngineError):
 
 
 class PoisonError(EngineError):
-    """One request killed its worker twice and was given up; what it had produced is kept."""
+    """One request kept killing its worker, also alone, and was given up; what it had produced is kept."""
 
 
 class AbortedError(EngineError):

@@ -51,6 +51,8 @@ class Serving:
         journal.sampling = complete((request.sampling, *self._keeper.spec.sampling))
         journal.max_tokens = _most_tokens(request, prompt, worker)
         journal.stop = request.stop
+        if prompt.splitter is not None:
+            journal.show = prompt.splitter.needs
         answer.begin(prompt, journal)
 
     async def _drive(self, answer: Answer, journal: Journal, worker: Worker) -> None:
@@ -71,7 +73,7 @@ class Serving:
                     case Prefilled():
                         answer.prefilled(message)
                     case Step():
-                        self._step(answer, journal, worker, message)
+                        await self._step(answer, journal, worker, message)
                     case Finished():
                         await self._finish(answer, worker, message)
                         return
@@ -83,10 +85,10 @@ class Serving:
         finally:
             worker.forget(journal.request_id)
 
-    def _step(self, answer: Answer, journal: Journal, worker: Worker, step: Step) -> None:
+    async def _step(self, answer: Answer, journal: Journal, worker: Worker, step: Step) -> None:
         if len(journal.tokens) >= journal.max_tokens:
             worker.condemn("garbage", f"sent more than the {journal.max_tokens} tokens asked for and was killed")
-            return
+            raise WorkerDiedError(await worker.death)
         journal.add(step)
         answer.text(step.text)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import struct
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import BinaryIO
 
 from edgellama.engine.base import Capabilities, ModelInfo
@@ -120,7 +122,7 @@ def answer(message: ToWorker) -> None:
             send(LoadProgress(7.0))
             send(loaded())
         case Probe(tokens=tokens):
-            send(Probed(tokens=tokens, logits=b"", seconds=0.0))
+            send(Probed(tokens=tokens, logits=struct.pack("<300f", *range(300)), seconds=0.0))
         case Tokenize(call_id=call_id):
             send(Tokens(call_id=call_id + (BEHAVIOUR == "confused"), tokens=(1, 2, 3)))
         case Generate(request_id=request_id, resume=resume):
@@ -143,6 +145,9 @@ def generate(request_id: str, resumed: int) -> None:
         time.sleep(1.0)
     send(Prefilled(request_id=request_id, done=3, total=3))
     for i in range(resumed, 5):
+        if BEHAVIOUR == "garble" and i == 2 and not (done := Path(sys.argv[2])).exists():
+            done.touch()
+            write(b"\x05\x00\x00\x00hello")
         send(Step(request_id=request_id, token=i, text=f"{i} "))
     send(
         Finished(

@@ -228,6 +228,25 @@ async def test_garbage_on_the_pipe_is_a_dead_worker(lab: Any) -> None:
         await host.start()
 
 
+async def test_garbage_in_the_middle_of_an_answer_is_survived(lab: Any, ask: Any) -> None:
+    script = str(Path(__file__).with_name("stand_in.py"))
+    host = lab.make(lab.script(), command=[sys.executable, script, "garble", str(lab.folder / "done")])
+    await host.start()
+    outcome = await ask(host, max_tokens=5)
+    assert outcome.text == "0 1 2 3 4 "
+    assert "sent garbage" in outcome.notices("worker-restarted")[0]
+    assert outcome.done.tokens == (0, 1, 2, 3, 4)
+
+
+async def test_more_tokens_than_asked_for_are_a_fault(lab: Any, ask: Any) -> None:
+    host = lab.make(lab.script(), command=[sys.executable, str(Path(__file__).with_name("stand_in.py"))])
+    await host.start()
+    outcome = await ask(host, max_tokens=3)
+    assert outcome.text == "0 1 2 "
+    assert outcome.failed.kind == "PoisonError"
+    assert "more than the 3 tokens" in outcome.failed.message
+
+
 # ---- the host itself
 
 
