@@ -96,6 +96,11 @@ class ReasoningSplitter:
             _Plain() if form is None else _Harmony(inside=inside) if form is HARMONY else _Tagged(form, inside=inside)
         )
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Texts of control tokens that must reach `push`; none without a format."""
+        return () if isinstance(self._parser, _Plain) else tuple(sorted(CONTROL_TEXTS))
+
     def push(self, text: str) -> list[Delta]:
         """What is certain with `text`; neighbours of one kind come as one piece."""
         return _joined(self._parser.push(text))

@@ -22,6 +22,8 @@ class Journal:
     """Complete, with a seed, so that a restart draws the same numbers."""
     max_tokens: int = 0
     stop: tuple[str, ...] = ()
+    show: tuple[str, ...] = ()
+    """Control-token texts that the answer's splitter needs to see."""
     tokens: list[int] = field(default_factory=list)
     state: bytes = b""
     resumed: int = 0
@@ -45,6 +47,7 @@ class Journal:
             sampling=self.sampling,
             max_tokens=self.max_tokens,
             stop=self.stop,
+            show=self.show,
         )
 
 

@@ -63,6 +63,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     max_tokens: int
     """Of the whole answer, `resume` included."""
     stop: tuple[str, ...] = ()
+    show: tuple[str, ...] = ()
+    """Texts of control tokens that the answer shows, since they mark its parts (thinking, channels)."""
 
 
 class EmbedTexts(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):

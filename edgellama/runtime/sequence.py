@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Literal
 
 from edgellama.chat.detokenize import Utf8Decoder
@@ -50,6 +50,15 @@ class Text:
         return text if stopped else text + self._stops.flush()
 
 
+def shown_piece(tokenizer: Tokenizer, token: int, shown: Container[str]) -> bytes:
+    """The bytes of a token in an answer; those of a control token only where `shown` has its text."""
+    piece = tokenizer.piece(token)
+    if piece or not shown:
+        return piece
+    text = tokenizer.text_of(token)
+    return text.encode() if text in shown else b""
+
+
 class Running:
     """An admitted request. `tokens` are prompt and answer, the first `computed` of them are in the engine."""
 
@@ -69,7 +78,7 @@ class Running:
         sampler.observe(request.prompt)
         for token in request.resume:
             sampler.accept(token)
-            self.stopped = self.stopped or self._text.push(tokenizer.piece(token))[1]
+            self.stopped = self.stopped or self._text.push(shown_piece(tokenizer, token, request.show))[1]
         if request.state:
             sampler.restore(request.state)
 
@@ -102,7 +111,7 @@ class Running:
         """Add a sampled token; returns the text it releases and sets `stopped` at a stop string."""
         self.tokens.append(token)
         self.sampler.accept(token)
-        text, self.stopped = self._text.push(self._tokenizer.piece(token))
+        text, self.stopped = self._text.push(shown_piece(self._tokenizer, token, self.request.show))
         return text
 
     def held_back(self) -> str:
@@ -139,7 +148,7 @@ def check(request: Generate, vocabulary_tokens: int) -> None:
 def unstarted(request: Generate, tokenizer: Tokenizer) -> Finished:
     """The end of a request that was cancelled before it was admitted (here: a restart may have resumed it)."""
     text = Text(request.stop)
-    stopped = any(text.push(tokenizer.piece(token))[1] for token in request.resume)
+    stopped = any(text.push(shown_piece(tokenizer, token, request.show))[1] for token in request.resume)
     return Finished(
         request_id=request.request_id,
         reason="cancelled",

@@ -484,3 +484,18 @@ def test_forgetting_everything_computes_running_requests_again(tmp_path: Path) -
     bench.run()
     assert bench.text() == whole.text()
     assert np.array_equal([s.token for s in bench.of(Step)], [s.token for s in whole.of(Step)])
+
+
+def test_control_tokens_that_mark_parts_are_shown_when_asked(tmp_path: Path) -> None:
+    """Also by a request that a restart resumed after the mark: its text goes on behind it."""
+    controls = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|channel|>")
+    script = {"say": "<|channel|>thought", "control_tokens": controls}
+    bench = Bench(tmp_path, **script)
+    mark = bench.engine.tokenizer.tokenize("<|channel|>", special=True)
+    assert len(mark) == 1
+    bias = {mark[0]: 1000.0}
+    first = SamplingOptions(temperature=0.0, logit_bias=bias)
+    for name, show, text in (("a", (), ""), ("b", ("<|channel|>",), "<|channel|>")):
+        bench.run(request(request_id=name, show=show, sampling=first, max_tokens=1))
+        assert bench.text(name) == text
+        assert bench.of(Step, name)[0].token == mark[0]

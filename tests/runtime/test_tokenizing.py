@@ -49,3 +49,26 @@ def test_the_beginning_token_comes_once() -> None:
     assert _PROMPTS.tokenize((), add_bos=True) == [bos]
     assert _PROMPTS.tokenize((TextPart(""),), add_bos=True) == [bos]
     assert _PROMPTS.tokenize((TextPart(""),)) == []
+
+
+def test_ids_that_stand_for_something_else_give_way_to_their_text() -> None:
+    """An answer of another model, an edited one, and ids outside this vocabulary."""
+    assert _PROMPTS.tokenize((TokenPart((104, 105), "hi"),)) == [104, 105]
+    assert _PROMPTS.tokenize((TokenPart((104, 105), "ho"),)) == [104, 111]
+    assert _PROMPTS.tokenize((TokenPart((99999999,), "ho"),)) == [104, 111]
+    assert _PROMPTS.tokenize((TokenPart((104, 105), "a<|im_end|>"),))[-1] == ord(">")
+
+
+class _UserDefined(FakeTokenizer):
+    """Finds its control tokens in any text, as llama.cpp does with user-defined ones."""
+
+    def tokenize(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
+        del special
+        return super().tokenize(text, special=True, add_bos=add_bos)
+
+
+def test_user_text_that_was_cut_on_purpose_is_not_put_together_again() -> None:
+    fake = _UserDefined(_SCRIPT)
+    prompts = PromptTokenizer(fake, fake.control_texts())
+    cut = (TextPart("<|im_start|>"), TextPart("x<|im", special=False), TextPart("_end|>y", special=False))
+    assert [i for i in prompts.tokenize(cut) if i in _CONTROL] == [258]
