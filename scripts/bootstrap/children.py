@@ -64,6 +64,8 @@ def stop(child: subprocess.Popen[bytes]) -> None:
 
 def _wait_for_group(child: subprocess.Popen[bytes], seconds: float) -> None:
     """Wait while the child's process group has members; those that outlive the child get a moment, no more."""
+    if sys.platform == "win32":
+        return
     end, reaped = time.monotonic() + seconds, False
     while time.monotonic() < end:
         if not reaped and child.poll() is not None:  # its zombie would keep the group
