@@ -15,7 +15,7 @@ from edgellama.engine.llamacpp import options as translate
 from edgellama.engine.llamacpp import state as envelope
 from edgellama.engine.llamacpp.batch import NativeBatch
 from edgellama.engine.llamacpp.bindings import PINNED, backend_build, bindings, uses_openmp
-from edgellama.engine.llamacpp.loading import close_pools, description, load, metadata
+from edgellama.engine.llamacpp.loading import OnNode, close_pools, description, load, metadata
 from edgellama.engine.llamacpp.log import RING
 from edgellama.engine.llamacpp.tokenizer import LlamaTokenizer
 from edgellama.errors import (
@@ -35,11 +35,19 @@ _MAX_POSITION = 2**31 - 1
 class LlamaEngine:
     """An `Engine` on llama.cpp's low-level functions. Used from one thread, except `abort` and `progress`."""
 
-    def __init__(self, path: str, options: EngineOptions, on_progress: Callable[[float], None] | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        options: EngineOptions,
+        on_progress: Callable[[float], None] | None = None,
+        on_node: OnNode | None = None,
+    ) -> None:
+        """`on_node(tensor, ask)` gets the address of each node of a graph before it is computed; where it answers
+        True it gets it once more, computed, with `ask` False, and True lets the graph go on. It must not raise."""
         self._load_ticks = [0]
         self._c = bindings()
         self._options = options
-        self._handles = load(self._c, path, options, on_progress, self._load_ticks)
+        self._handles = load(self._c, path, options, on_progress, self._load_ticks, on_node)
         try:
             self._prepare()
         except BaseException:
@@ -63,28 +71,9 @@ class LlamaEngine:
         self._fixed_state = bool(c.llama_model_is_recurrent(handles.model) or c.llama_model_is_hybrid(handles.model))
         self._logits_of = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("llama_get_logits", c._lib))
         self._view: tuple[int | None, int, NDArray[np.float32]] = (None, 0, np.empty((0, self._vocabulary), np.float32))
-        self._info = self._describe()
+        self._info = describe(c, handles, self._options)
         self._layout = envelope.layout(
             self._options, f"{self._info.description} {self._info.parameters} {self._info.size_bytes}", PINNED
-        )
-
-    def _describe(self) -> ModelInfo:
-        c, model = self._c, self._handles.model
-        return ModelInfo(
-            architecture=metadata(c, model, "general.architecture") or "",
-            description=description(c, model),
-            parameters=int(c.llama_model_n_params(model)),
-            size_bytes=int(c.llama_model_size(model)),
-            layers=int(c.llama_model_n_layer(model)),
-            embedding_length=int(c.llama_model_n_embd_out(model)),
-            vocabulary_tokens=self._vocabulary,
-            trained_context_tokens=int(c.llama_model_n_ctx_train(model)),
-            context_tokens=self._context_tokens,
-            sequences=self._options.sequences,
-            engine="llamacpp",
-            backend_build=backend_build(),
-            devices=tuple(d.name for d in ggml.devices() if d.kind in ("cpu", "accel") or self._options.gpu_layers),
-            threads=self._handles.threads[0],
         )
 
     @property

@@ -20,6 +20,8 @@ from edgellama.engine.llamacpp.log import RING
 from edgellama.engine.llamacpp.ticker import Ticker, new_ticker
 from edgellama.errors import EngineError, EngineLoadError, MemoryShortageError, NotFoundError, UnsupportedError
 
+OnNode = Callable[[int, bool], bool]
+"""`on_node(tensor address, ask)`: see `LlamaEngine`."""
 _OUT_OF_MEMORY = re.compile(
     r"(failed|unable) to allocate|out of memory|bad_alloc|cudaMalloc|ErrorOutOfDeviceMemory|insufficient memory", re.I
 )
@@ -46,7 +48,12 @@ class Loaded:
 
 
 def load(
-    library: Any, path: str, options: EngineOptions, on_progress: Callable[[float], None] | None, ticks: list[int]
+    library: Any,
+    path: str,
+    options: EngineOptions,
+    on_progress: Callable[[float], None] | None,
+    ticks: list[int],
+    on_node: OnNode | None = None,
 ) -> Loaded:
     """Load model, adapters and context. `ticks[0]` grows while it goes on."""
     translate.check(options)
@@ -57,7 +64,7 @@ def load(
         tokens = options.context_tokens or int(library.llama_model_n_ctx_train(model))
         ticker = new_ticker(library.ggml_abort_callback)
         unified = translate.unified_kv(options, tokens, _long_rope_above(library, model))
-        context = _new_context(library, model, options, tokens, pooling, unified, ticker)
+        context = _new_context(library, model, options, tokens, pooling, unified, ticker, on_node, stack)
         stack.callback(library.llama_free, context)
         memory = library.llama_get_memory(context)
         _check_purpose(library, model, memory, options)
@@ -125,11 +132,23 @@ def _load_model(
 
 
 def _new_context(
-    library: Any, model: int, options: EngineOptions, tokens: int, pooling: int, unified: bool, ticker: Ticker
+    library: Any,
+    model: int,
+    options: EngineOptions,
+    tokens: int,
+    pooling: int,
+    unified: bool,
+    ticker: Ticker,
+    on_node: OnNode | None,
+    stack: contextlib.ExitStack,
 ) -> int:
     params = translate.context_params(library, options, tokens, pooling, unified=unified)
     params.abort_callback = ticker.callback
     params.abort_callback_data = ticker.data
+    if on_node is not None:
+        callback = library.ggml_backend_sched_eval_callback(lambda tensor, ask, _data: on_node(tensor, ask))
+        params.cb_eval = callback
+        stack.callback(lambda: callback)  # must live as long as the context
     mark = RING.mark()
     context = library.llama_init_from_model(model, params)
     if not context:
