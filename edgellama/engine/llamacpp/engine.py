@@ -14,8 +14,9 @@ from edgellama.engine.base import Batch, Capabilities, EngineOptions, ModelInfo
 from edgellama.engine.llamacpp import options as translate
 from edgellama.engine.llamacpp import state as envelope
 from edgellama.engine.llamacpp.batch import NativeBatch
-from edgellama.engine.llamacpp.bindings import PINNED, backend_build, bindings, uses_openmp
-from edgellama.engine.llamacpp.loading import OnNode, close_pools, description, load, metadata
+from edgellama.engine.llamacpp.bindings import PINNED, bindings, uses_openmp
+from edgellama.engine.llamacpp.info import describe
+from edgellama.engine.llamacpp.loading import OnNode, close_pools, load
 from edgellama.engine.llamacpp.log import RING
 from edgellama.engine.llamacpp.tokenizer import LlamaTokenizer
 from edgellama.errors import (
