@@ -133,6 +133,13 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     log_sum: float
 
 
+class Noise(msgspec.Struct, frozen=True, kw_only=True):
+    """KL divergence, in nats, between the reference and the same settings with an F16 cache."""
+
+    mean: float
+    largest: float
+
+
 class FileMark(msgspec.Struct, frozen=True, kw_only=True):
     """What a reference was computed from, in terms that survive copying the file."""
 
@@ -151,6 +158,8 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary_tokens: int
     positions: tuple[Position, ...]
     """Of the last tokens, in order."""
+    noise: Noise | None = None
+    """How much mere rounding moves these logits; None when it was not measured."""
 
 
 def reference_of(mark: FileMark, engine: str, tokens: Sequence[int], logits: NDArray[np.float32]) -> Reference:
@@ -253,12 +262,18 @@ class Comparison:
     kl_mean: float | None = None
     kl_max: float | None = None
     positions: int = 0
+    noise: float | None = None
+    """The model's own, when that is too large to compare anything."""
 
     @property
     def words(self) -> str:
         """For people."""
         if self.verdict == "non-finite":
             return "the numbers are not finite"
+        if self.noise is not None:
+            return (
+                f"the numbers are finite; mere rounding moves this model by {self.noise:.2g} nats, too much to compare"
+            )
         if self.kl_mean is None or self.kl_max is None:
             return "the numbers are finite; there was no reference to compare them with"
         relation = "agree with" if self.verdict == "agreed" else "differ from"
@@ -281,11 +296,12 @@ class Tolerance:
 # 0.008 and 0.051; Q5_1: 0.025 and 0.14; Q4_0 and Q4_1: 0.12 and 1.3. Faults: one matrix row of every layer zero: 0.20
 # and 0.94; one head of every layer: 0.69 and 3.9; normal noise of 0.5 on logits: 0.09 and 0.46. A single head of a
 # single layer (0.006 to 0.26) can hide behind the rounding of an F16 cache.
+_FINE = Tolerance(0.03, 0.3)
 _TOLERANCES = {
-    "f32": Tolerance(0.03, 0.3),
-    "f16": Tolerance(0.03, 0.3),
-    "bf16": Tolerance(0.03, 0.3),
-    "q8_0": Tolerance(0.03, 0.3),
+    "f32": _FINE,
+    "f16": _FINE,
+    "bf16": _FINE,
+    "q8_0": _FINE,
     "q5_1": Tolerance(0.1, 0.8),
     "q5_0": Tolerance(0.1, 0.8),
     "q4_1": Tolerance(0.4, 4.0),
@@ -293,10 +309,31 @@ _TOLERANCES = {
     "iq4_nl": Tolerance(0.4, 4.0),
 }
 
+# Coarser weights make a model more sensitive: the same change of cache moves F16 weights by 0.000004, Q4_1 by 0.005,
+# Q4_K by 0.008, ternary ones made without training by 4 nats. Correct kernels stayed within 1.4 times of it.
+_NOISE_MARGIN = 4.0
+_NOISE_LIMIT = 0.25
 
-def tolerance(options: EngineOptions) -> Tolerance:
-    """What the cache types in use allow: a coarse cache costs quality by choice, which is no fault."""
-    return max((_TOLERANCES[options.kv_type_key], _TOLERANCES[options.kv_type_value]), key=lambda t: t.mean)
+
+def tolerance(options: EngineOptions, noise: Noise | None = None) -> Tolerance:
+    """What the cache types in use and the model's own sensitivity allow.
+
+    A coarse cache costs quality by choice, which is no fault.
+    """
+    base = max((_TOLERANCES[options.kv_type_key], _TOLERANCES[options.kv_type_value]), key=lambda t: t.mean)
+    if noise is None:
+        return base
+    mean = _NOISE_MARGIN * noise.mean * base.mean / _FINE.mean
+    largest = _NOISE_MARGIN * noise.largest * base.largest / _FINE.largest
+    return Tolerance(max(base.mean, mean), max(base.largest, largest))
+
+
+def noise_of(logits: NDArray[np.float32], reference: Reference) -> Noise | None:
+    """The noise that these logits, of the reference's settings with an F16 cache, show; None if they are unusable."""
+    found = compare(logits, reference, _FINE)
+    if found.kl_mean is None or found.kl_max is None:
+        return None
+    return Noise(mean=found.kl_mean, largest=found.kl_max)
 
 
 def finite(logits: NDArray[np.float32]) -> bool:
@@ -310,6 +347,8 @@ def compare(logits: NDArray[np.float32], reference: Reference | None, allowed: T
         return Comparison("non-finite")
     if reference is None or reference.vocabulary_tokens != logits.shape[1]:
         return Comparison("finite-only")
+    if reference.noise is not None and not reference.noise.mean <= _NOISE_LIMIT:
+        return Comparison("finite-only", noise=reference.noise.mean)
     n = min(len(reference.positions), logits.shape[0])
     if n < min(LEAST_TOKENS, len(reference.tokens)):
         return Comparison("finite-only")

@@ -176,6 +176,30 @@ def test_coarse_caches_are_allowed_their_price_and_no_more() -> None:
     assert probe.tolerance(EngineOptions(kv_type_key="q4_0", kv_type_value="f16")) == Tolerance(0.4, 4.0)
 
 
+def test_a_sensitive_model_is_allowed_a_multiple_of_its_own_noise() -> None:
+    rows = logits(16, 49152)
+    rows[np.arange(16), rows.argmax(axis=1)] -= 5
+    draw = np.random.default_rng(5)
+    plain = reference(rows)
+    noise = probe.noise_of(rows + draw.normal(0, 0.7, rows.shape).astype(np.float32), plain)
+    assert noise is not None
+    assert 0.03 < noise.mean < 0.25
+    other = rows + draw.normal(0, 0.7, rows.shape).astype(np.float32)
+    assert compare(other, plain, STRICT).verdict == "disagreed"
+    known = msgspec.structs.replace(plain, noise=noise)
+    assert compare(other, known, probe.tolerance(EngineOptions(), noise)).verdict == "agreed"
+    broken = rows + draw.normal(0, 3.0, rows.shape).astype(np.float32)
+    assert compare(broken, known, probe.tolerance(EngineOptions(), noise)).verdict == "disagreed"
+
+
+def test_a_model_that_is_all_noise_is_not_judged() -> None:
+    rows = logits()
+    chaos = msgspec.structs.replace(reference(rows), noise=probe.Noise(mean=4.0, largest=9.0))
+    found = compare(logits(seed=3), chaos, STRICT)
+    assert found.verdict == "finite-only"
+    assert "rounding" in found.words
+
+
 # ---- the reference file
 
 
@@ -212,6 +236,8 @@ def _damage(change: str, data: bytes) -> bytes:
             first["ids"] = "!!!"
         case "no positions":
             content["positions"] = []
+        case "noise":
+            content["noise"] = {"mean": "much", "largest": 1}
         case "token":
             content["tokens"][0] = 1 << 40
         case "deep":
@@ -232,6 +258,7 @@ def _damage(change: str, data: bytes) -> bytes:
         "nan",
         "base64",
         "no positions",
+        "noise",
         "token",
         "deep",
     ],
