@@ -101,7 +101,9 @@ class PartFile:
         return {i for i in done if isinstance(i, int)} if isinstance(done, list) else set()
 
     def _preflight(self) -> None:
-        held = self.path.stat().st_blocks * 512 if sys.platform != "win32" and self.path.exists() else 0
+        held = 0
+        if sys.platform != "win32" and self.path.exists():
+            held = self.path.stat().st_blocks * 512
         free = free_bytes(self.path.parent)
         if self.output.size > free + held:
             raise DiskFullError(

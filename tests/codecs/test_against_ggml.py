@@ -16,7 +16,7 @@ from edgellama.errors import UnsupportedError, UsageError
 
 pytestmark = pytest.mark.llamacpp
 K = 1280  # five superblocks, and a number of 32-blocks that eight lanes do not divide
-TYPES = sorted((t for t, c in codecs().items() if c.kernel is not None), key=lambda t: t.value)
+TYPES = sorted((t for t, c in codecs().items() if c.kernel is not None and not c.native), key=lambda t: t.value)
 
 
 @pytest.fixture(scope="module")
