@@ -31,6 +31,9 @@ class Ops(Protocol[Value]):
     def linear(self, x: Value, weight: Weight, bias: Weight | None = None) -> Value:
         """x times the transposed matrix, plus `bias`."""
 
+    def logits(self, x: Value, weight: Weight, bias: Weight | None) -> Value:
+        """As `linear`, for the last product of a pass."""
+
     def part(self, x: Value, start: int, width: int) -> Value:
         """Columns [start, start + width)."""
 
@@ -81,7 +84,7 @@ def forward(ops: Ops[Value], model: Model) -> Value:
 
 def head(ops: Ops[Value], model: Model, hidden: Value) -> Value:
     """Logits of `hidden`: [wanted, vocabulary]."""
-    logits = ops.linear(hidden, model.output, model.tensors.get("output.bias"))
+    logits = ops.logits(hidden, model.output, model.tensors.get("output.bias"))
     logits = _scaled(ops, logits, model.family.logit_scale(model.header))
     cap = model.family.final_softcap(model.header)
     return ops.softcap(logits, cap) if cap else logits

@@ -17,13 +17,14 @@ from edgellama.engine.jit.storage import Storage
 from edgellama.errors import AbortedError, ContextOverflowError, EngineError, UnsupportedError, UsageError
 
 Rows = NDArray[np.float32]
+CONTROL_WORDS = 32
 
 
 class Control:
-    """What other threads may touch while a pass runs. int64: [stop, ticks]; kernels read and write it too."""
+    """What other threads may touch while a pass runs. int64: stop, ticks, then what kernels need (`layout.py`)."""
 
     def __init__(self) -> None:
-        self.memory = np.zeros(2, np.int64)
+        self.memory = np.zeros(CONTROL_WORDS, np.int64)
 
     def tick(self) -> None:
         """Count a step of progress; raises `AbortedError` after `abort`."""
@@ -39,11 +40,11 @@ class Compute(Protocol):
     def name(self) -> str:
         """Identity of the code, for verdicts."""
 
-    def hidden(self, step: Step) -> NDArray[np.floating]:
-        """Hidden states of the wanted rows behind the last norm, [wanted, embedding length]."""
+    def run(self, step: Step, logits: Rows | None) -> NDArray[np.floating]:
+        """Hidden states of the wanted rows behind the last norm, [wanted, embedding length], valid until the next call.
 
-    def logits(self, hidden: NDArray[np.floating], out: Rows) -> None:
-        """Logits of `hidden` into float32[wanted, vocabulary]."""
+        Their logits go to `logits`, float32[wanted, vocabulary], unless it is None. Raises `AbortedError`.
+        """
 
     def set_threads(self, threads: int, prefill_threads: int) -> None:
         """Threads for passes of one token per sequence, and for others."""
@@ -136,9 +137,7 @@ class JitEngine:
             for start in range(0, len(batch), self._options.micro_batch_tokens):
                 stop = min(start + self._options.micro_batch_tokens, len(batch))
                 step = self._cells.place(batch, start, stop)
-                hidden = self._compute.hidden(step)
-                if len(step.wanted):
-                    self._compute.logits(hidden, out[done : done + len(step.wanted)])
+                self._compute.run(step, out[done : done + len(step.wanted)])
                 done += len(step.wanted)
         return out
 
@@ -189,7 +188,7 @@ class JitEngine:
         total = np.zeros(self._model.embedding_length)
         with self._rolling_back(whole):
             for start in range(0, n, size):
-                hidden = self._compute.hidden(self._cells.place(whole, start, min(start + size, n)))
+                hidden = self._compute.run(self._cells.place(whole, start, min(start + size, n)), None)
                 total += hidden.astype(np.float64).sum(0)
         self._cells.remove(sequence, 0, n)
         return total / (n if self._pooling == "mean" else 1)

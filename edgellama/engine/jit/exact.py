@@ -62,6 +62,9 @@ class ExactOps:
         out = self._product(x, weight, 0)
         return out if bias is None else out + bias.vector().astype(np.float64)
 
+    def logits(self, x: Floats, weight: Weight, bias: Weight | None) -> Floats:
+        return self.linear(x, weight, bias)
+
     def _product(self, x: Floats, weight: Weight, matrix: int) -> Floats:
         out = np.empty((len(x), weight.rows))
         for start, stop, values in weight.slabs(matrix):

@@ -24,22 +24,19 @@ class ExactCompute:
 
     def __init__(self, model: Model, cells: Cells, storage: Storage, control: Control) -> None:
         self._model, self._cells, self._storage, self._control = model, cells, storage, control
-        self._ops: ExactOps | None = None
 
     @property
     def name(self) -> str:
         """Identity of the code."""
         return f"edgellama {edgellama.__version__} jit exact, NumPy {np.__version__}"
 
-    def hidden(self, step: Step) -> NDArray[np.floating]:
-        """See `Compute.hidden`."""
-        self._ops = ExactOps(self._model, self._cells, self._storage, step, self._control.tick)
-        return forward(self._ops, self._model)
-
-    def logits(self, hidden: NDArray[np.floating], out: NDArray[np.float32]) -> None:
-        """See `Compute.logits`."""
-        assert self._ops is not None  # noqa: S101
-        out[:] = head(self._ops, self._model, hidden.astype(np.float64, copy=False))
+    def run(self, step: Step, logits: NDArray[np.float32] | None) -> NDArray[np.floating]:
+        """See `Compute.run`."""
+        ops = ExactOps(self._model, self._cells, self._storage, step, self._control.tick)
+        hidden = forward(ops, self._model)
+        if logits is not None and len(hidden):
+            logits[:] = head(ops, self._model, hidden)
+        return hidden
 
     def set_threads(self, threads: int, prefill_threads: int) -> None:
         """See `Compute.set_threads`."""
@@ -68,7 +65,11 @@ def load_engine(
     model = load_model(path, options.context_tokens, mapped=options.use_mmap, on_progress=progress)
 
     def compute(model: Model, cells: Cells, storage: Storage, control: Control, options: EngineOptions) -> Compute:
-        return ExactCompute(model, cells, storage, control)
+        if exact:
+            return ExactCompute(model, cells, storage, control)
+        from edgellama.engine.jit.fast import FastCompute
+
+        return FastCompute(model, cells, storage, control, options)
 
     return JitEngine(model, options, tokenizer or (lambda: _own_tokenizer(model)), compute, control)
 

@@ -1,0 +1,364 @@
+"""The operations of a program. Each has the signature (operation, step, thread, threads), see `layout.py`.
+
+Rows are shared out among the threads: small work by thread number, large work by a counter that every thread advances.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from edgellama.codecs.compiling import kernel
+from edgellama.engine.jit.kernels import layout as at
+from edgellama.engine.jit.kernels.memory import atomic_add, call9, doubles, floats, ints, longs
+from edgellama.engine.jit.kernels.vectors import (
+    add_scaled_bf16,
+    add_scaled_f16,
+    add_scaled_f32,
+    dot_bf16,
+    dot_f16,
+    dot_f32,
+    exp_block,
+    gelu_gate,
+    half_bits,
+    quantize_row,
+    silu_gate,
+    single_bits,
+)
+
+_BLOCK = 64
+"""Positions whose scores are computed before the softmax is updated."""
+
+
+@kernel
+def _count(step: Any, kind: Any, used: Any) -> Any:
+    """Rows of an operation: tokens or wanted rows, times the experts per token."""
+    rows = longs(step)[at.TOKENS] if kind % 2 == 0 else longs(step)[at.WANTED]
+    return rows * used if kind >= 2 else rows
+
+
+def norm(op: int, step: int, thread: int, threads: int) -> None:
+    """x / rms(x) * weight for each part of each row, then quantized if asked for."""
+    a = longs(op)
+    n, heads, weight = a[at.A2], a[at.A3], floats(a[at.A4])
+    epsilon = doubles(op)[at.A5]
+    for row in range(thread, _count(step, a[at.A10], a[at.A11]), threads):
+        for head in range(heads):
+            x = floats(a[at.A0] + row * a[at.A1] + 4 * n * head)
+            y = floats(a[at.A6] + row * a[at.A7] + 4 * n * head)
+            total = 0.0
+            for i in range(n):
+                total += np.float64(x[i]) * np.float64(x[i])
+            scale = np.float32(1.0 / math.sqrt(total / n + epsilon))
+            for i in range(n):
+                y[i] = x[i] * scale * weight[i]
+        if a[at.A8] != 0:
+            quantize_row(a[at.A6] + row * a[at.A7], a[at.A8] + row * a[at.A9], n * heads // 32)
+
+
+def quantize(op: int, step: int, thread: int, threads: int) -> None:
+    """Rows of floats to rows of bytes, scales and sums."""
+    a = longs(op)
+    for row in range(thread, _count(step, a[at.A5], a[at.A6]), threads):
+        quantize_row(a[at.A0] + row * a[at.A1], a[at.A2] + row * a[at.A3], a[at.A4] // 32)
+
+
+def linear(op: int, step: int, thread: int, threads: int) -> None:
+    """y = x times the transposed matrix + bias + residual, in chunks of rows of the matrix."""
+    a = longs(op)
+    rows, chunk, columns = a[at.A1], a[at.A2], _count(step, a[at.A12], a[at.A13])
+    y, stride = a[at.A7], a[at.A8]
+    if y == 0:
+        y = longs(step)[at.LOGITS]
+    if columns == 0 or y == 0:
+        return
+    while True:
+        first = atomic_add(op + 8 * at.COUNTER, 1) * chunk
+        if first >= rows:
+            return
+        size = min(chunk, rows - first)
+        place = y + 4 * first
+        call9(
+            a[at.A3], a[at.A0] + first * a[at.A4], a[at.A4], size, a[at.A5], a[at.A6], columns, a[at.A9], place, stride
+        )
+        if a[at.A10] != 0:
+            bias = floats(a[at.A10] + 4 * first)
+            for column in range(columns):
+                out = floats(place + column * stride)
+                for i in range(size):
+                    out[i] += bias[i]
+        if a[at.A11] != 0:
+            for column in range(columns):
+                out = floats(place + column * stride)
+                residual = floats(a[at.A11] + column * stride + 4 * first)
+                for i in range(size):
+                    out[i] += residual[i]
+
+
+@kernel
+def _turn(x: int, half: int, layout: int, cos: int, sin: int) -> None:
+    v, c, s = floats(x), floats(cos), floats(sin)
+    for i in range(half):
+        first, second = (2 * i, 2 * i + 1) if layout == 0 else (i, i + half)
+        p, q = v[first], v[second]
+        v[first] = p * c[i] - q * s[i]
+        v[second] = p * s[i] + q * c[i]
+
+
+@kernel
+def _write(x: int, target: int, n: int, kind: int) -> None:
+    """n floats into a cell of the cache."""
+    v = floats(x)
+    if kind == at.F32:
+        out = floats(target)
+        for i in range(n):
+            out[i] = v[i]
+    elif kind == at.F16:
+        for i in range(n):
+            at.shorts(target)[i] = half_bits(v[i])
+    elif kind == at.BF16:
+        for i in range(n):
+            bits = np.uint32(single_bits(v[i]))
+            at.shorts(target)[i] = np.int16(
+                np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+            )
+    else:
+        for block in range(n // 32):
+            highest = np.float32(0)
+            for i in range(32):
+                highest = max(highest, abs(v[32 * block + i]))
+            scale = highest / np.float32(127)
+            inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
+            at.shorts(target + 34 * block)[0] = half_bits(scale)
+            for i in range(32):
+                scaled = v[32 * block + i] * inverse
+                at.signed(target + 34 * block + 2)[i] = np.int8(scaled + math.copysign(np.float32(0.5), scaled))
+
+
+def store(op: int, step: int, thread: int, threads: int) -> None:
+    """Turn queries and keys by the tokens' positions, scale the queries, and write keys and values into their cells."""
+    a, s = longs(op), longs(step)
+    heads, heads_kv, n, half = a[at.A6], a[at.A7], a[at.A8], a[at.A9]
+    scale = np.float32(doubles(op)[at.A12])
+    for t in range(thread, s[at.TOKENS], threads):
+        cell = ints(s[at.CELLS])[t]
+        turns = longs(step + 8 * (at.TURNS + 2 * max(0, a[at.A11])))
+        cos, sin = turns[0] + 4 * half * t, turns[1] + 4 * half * t
+        for head in range(heads):
+            q = a[at.A0] + t * a[at.A1] + 4 * n * head
+            if a[at.A11] >= 0:
+                _turn(q, half, a[at.A10], cos, sin)
+            values = floats(q)
+            for i in range(n):
+                values[i] *= scale
+        for head in range(heads_kv):
+            k = a[at.A2] + t * a[at.A3] + 4 * n * head
+            if a[at.A11] >= 0:
+                _turn(k, half, a[at.A10], cos, sin)
+            place = head * s[at.CELL_COUNT] + cell
+            _write(k, a[at.A13] + place * a[at.A15], n, a[at.A17])
+            _write(a[at.A4] + t * a[at.A5] + 4 * n * head, a[at.A14] + place * a[at.A16], n, a[at.A18])
+
+
+@kernel
+def _score(q: int, key: int, n: int, kind: int, out: int) -> None:
+    if kind == at.F16:
+        dot_f16(key, q, 0, n, out, 0)
+    elif kind == at.F32:
+        dot_f32(key, q, 0, n, out, 0)
+    elif kind == at.BF16:
+        dot_bf16(key, q, 0, n, out, 0)
+    else:
+        total = np.float32(0)
+        for block in range(n // 32):
+            dot = np.float32(0)
+            for i in range(32):
+                dot += floats(q)[32 * block + i] * np.float32(at.signed(key + 34 * block + 2)[i])
+            total += dot * at.half_at(key + 34 * block)
+        floats(out)[0] = total
+
+
+@kernel
+def _gather(value: int, weight: float, n: int, kind: int, out: int) -> None:
+    if kind == at.F16:
+        add_scaled_f16(value, weight, n, out)
+    elif kind == at.F32:
+        add_scaled_f32(value, weight, n, out)
+    elif kind == at.BF16:
+        add_scaled_bf16(value, weight, n, out)
+    else:
+        target = floats(out)
+        for block in range(n // 32):
+            scale = weight * at.half_at(value + 34 * block)
+            for i in range(32):
+                target[32 * block + i] += scale * np.float32(at.signed(value + 34 * block + 2)[i])
+
+
+def attention(op: int, step: int, thread: int, threads: int) -> None:
+    """Softmax over all positions that a token sees, by blocks, for each token and head."""
+    a, s = longs(op), longs(step)
+    heads, n = a[at.A4], a[at.A6]
+    group = heads // a[at.A5]
+    scores = a[at.A7] + thread * a[at.A8]
+    chosen = ints(scores + 4 * _BLOCK)
+    cap = np.float32(doubles(op)[at.A10])
+    while True:
+        item = atomic_add(op + 8 * at.COUNTER, 1)
+        if item >= s[at.TOKENS] * heads:
+            return
+        t, head = item // heads, item % heads
+        q, out = a[at.A0] + t * a[at.A1] + 4 * n * head, a[at.A2] + t * a[at.A3] + 4 * n * head
+        position = ints(s[at.POSITIONS])[t]
+        table = ints(s[at.TABLE] + 4 * ints(s[at.SEQUENCES])[t] * s[at.CONTEXT])
+        first = max(0, position - a[at.A9] + 1) if a[at.A9] > 0 else 0
+        base = (head // group) * s[at.CELL_COUNT]
+        result, total, highest = floats(out), np.float32(0), np.float32(-np.inf)
+        for i in range(n):
+            result[i] = np.float32(0)
+        for start in range(first, position + 1, _BLOCK):
+            count = 0
+            for j in range(start, min(start + _BLOCK, position + 1)):
+                if table[j] >= 0:
+                    chosen[count] = table[j]
+                    key = a[at.A11] + (base + table[j]) * a[at.A13]
+                    _score(q, key, n, a[at.A15], scores + 4 * count)
+                    count += 1
+            if count == 0:
+                continue
+            w = floats(scores)
+            if cap > 0:
+                for j in range(count):
+                    w[j] = cap * np.float32(math.tanh(w[j] / cap))
+            top = highest
+            for j in range(count):
+                top = max(top, w[j])
+                if w[j] != w[j]:
+                    top = w[j]
+                    break
+            if not top <= highest:
+                keep = np.float32(math.exp(highest - top))
+                total *= keep
+                for i in range(n):
+                    result[i] *= keep
+                highest = top
+            for j in range(count, (count + 7) // 8 * 8):
+                w[j] = np.float32(-np.inf)
+            total += exp_block(scores, (count + 7) // 8, highest)
+            for j in range(count):
+                _gather(a[at.A12] + (base + chosen[j]) * a[at.A14], w[j], n, a[at.A16], out)
+        inverse = np.float32(1) / total
+        for i in range(n):
+            result[i] *= inverse
+
+
+def gate(op: int, step: int, thread: int, threads: int) -> None:
+    """activation(gate) * up, then quantized if asked for."""
+    a = longs(op)
+    for row in range(thread, _count(step, a[at.A9], a[at.A10]), threads):
+        x, up, out = a[at.A0] + row * a[at.A1], a[at.A2] + row * a[at.A3], a[at.A4] + row * a[at.A5]
+        if a[at.A11] == 0:
+            silu_gate(x, up, out, a[at.A6])
+        else:
+            gelu_gate(x, up, out, a[at.A6])
+        if a[at.A7] != 0:
+            quantize_row(out, a[at.A7] + row * a[at.A8], a[at.A6] // 32)
+
+
+def elementwise(op: int, step: int, thread: int, threads: int) -> None:
+    """x * factor, x + y, cap * tanh(x / cap), or x * sigmoid(first of y)."""
+    a = longs(op)
+    kind, n, factor = a[at.A0], a[at.A7], np.float32(doubles(op)[at.A8])
+    for row in range(thread, _count(step, a[at.A9], a[at.A10]), threads):
+        first = a[at.A1] if a[at.A1] != 0 else longs(step)[at.LOGITS]
+        target = a[at.A5] if a[at.A5] != 0 else longs(step)[at.LOGITS]
+        if first == 0:
+            return
+        x, y = floats(first + row * a[at.A2]), floats(a[at.A3] + row * a[at.A4])
+        out = floats(target + row * a[at.A6])
+        if kind == at.SCALE:
+            for i in range(n):
+                out[i] = x[i] * factor
+        elif kind == at.ADD:
+            for i in range(n):
+                out[i] = x[i] + y[i]
+        elif kind == at.SOFTCAP:
+            for i in range(n):
+                out[i] = factor * np.float32(math.tanh(x[i] / factor))
+        else:
+            share = np.float32(1.0 / (1.0 + math.exp(-np.float64(y[0]))))
+            for i in range(n):
+                out[i] = x[i] * share
+
+
+def wanted(op: int, step: int, thread: int, threads: int) -> None:
+    """Copy the rows whose result is asked for to the front of another buffer."""
+    a, s = longs(op), longs(step)
+    for row in range(thread, s[at.WANTED], threads):
+        x, out = floats(a[at.A0] + ints(s[at.WANTED_ROWS])[row] * a[at.A1]), floats(a[at.A2] + row * a[at.A3])
+        for i in range(a[at.A4]):
+            out[i] = x[i]
+
+
+def route(op: int, step: int, thread: int, threads: int) -> None:
+    """Probabilities of the experts, then the numbers and weights of the likeliest, per token."""
+    a = longs(op)
+    experts, used = a[at.A2], a[at.A3]
+    for row in range(thread, _count(step, a[at.A7], 1), threads):
+        x = floats(a[at.A0] + row * a[at.A1])
+        chosen, weights = ints(a[at.A4] + 4 * used * row), floats(a[at.A5] + 4 * used * row)
+        highest = x[0]
+        for i in range(1, experts):
+            highest = max(highest, x[i])
+        total = 0.0
+        for i in range(experts):
+            total += math.exp(np.float64(x[i]) - highest)
+        share = 0.0
+        for slot in range(used):
+            best = -1
+            for i in range(experts):
+                taken = False
+                for earlier in range(slot):
+                    taken = taken or chosen[earlier] == i
+                if not taken and (best < 0 or x[i] > x[best]):
+                    best = i
+            chosen[slot] = best
+            weight = math.exp(np.float64(x[best]) - highest) / total
+            weights[slot] = np.float32(weight)
+            share += weight
+        if a[at.A6] != 0:
+            for slot in range(used):
+                weights[slot] = np.float32(weights[slot] / max(share, 2.0**-14))
+
+
+def expert_linear(op: int, step: int, thread: int, threads: int) -> None:
+    """Products of each (token, chosen expert) with that expert's matrix."""
+    a = longs(op)
+    rows, chunk, used = a[at.A1], a[at.A2], a[at.A10]
+    pairs = _count(step, a[at.A12], 1) * used
+    chunks = (rows + chunk - 1) // chunk
+    while True:
+        item = atomic_add(op + 8 * at.COUNTER, 1)
+        if item >= pairs * chunks:
+            return
+        pair, first = item // chunks, item % chunks * chunk
+        size = min(chunk, rows - first)
+        weights = a[at.A0] + ints(a[at.A9])[pair] * a[at.A11] + first * a[at.A4]
+        source = pair if a[at.A13] != 0 else pair // used
+        x, y = a[at.A5] + source * a[at.A6], a[at.A7] + pair * a[at.A8] + 4 * first
+        call9(a[at.A3], weights, a[at.A4], size, x, a[at.A6], 1, a[at.A14], y, a[at.A8])
+
+
+def combine(op: int, step: int, thread: int, threads: int) -> None:
+    """Weighted sum of each token's experts."""
+    a = longs(op)
+    used, n = a[at.A5], a[at.A6]
+    for row in range(thread, _count(step, a[at.A7], 1), threads):
+        out, weights = floats(a[at.A3] + row * a[at.A4]), floats(a[at.A2] + 4 * used * row)
+        for i in range(n):
+            out[i] = np.float32(0)
+        for slot in range(used):
+            x = floats(a[at.A0] + (row * used + slot) * a[at.A1])
+            for i in range(n):
+                out[i] += weights[slot] * x[i]
