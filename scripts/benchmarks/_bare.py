@@ -1,7 +1,8 @@
 """A child process: llama.cpp's bindings and nothing of edgellama around its `llama_decode`.
 
 Takes one JSON object per line: first `{"path", "options"}`, then `{"prompt", "answer"}` (ids to decode at once, and
-one by one); answers `{"prompt_seconds", "step_seconds"}`. Context settings come from the same options as the worker's.
+one by one); answers `{"prompt_seconds", "step_seconds", "step_cpu_seconds"}`. Context settings come from the same
+options as the worker's.
 """
 
 from __future__ import annotations
@@ -44,11 +45,12 @@ class Loop:
         self.c.llama_memory_clear(self.c.llama_get_memory(self.context), True)
         begun = time.perf_counter()
         self.decode(prompt, 0)
-        after_prompt = time.perf_counter()
+        after_prompt, cpu = time.perf_counter(), time.process_time()
         for i, token in enumerate(answer):
             self.decode([token], len(prompt) + i)
         steps = (time.perf_counter() - after_prompt) / len(answer)
-        return {"prompt_seconds": after_prompt - begun, "step_seconds": steps}
+        cpu = (time.process_time() - cpu) / len(answer)
+        return {"prompt_seconds": after_prompt - begun, "step_seconds": steps, "step_cpu_seconds": cpu}
 
 
 def main() -> None:

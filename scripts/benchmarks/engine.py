@@ -2,7 +2,8 @@
 
 Both run in processes of their own with equal settings, take turns in every round, and decode the same number of tokens
 after equally long prompts that no cache knows. The worker's figures are what a client sees: they include sampling,
-detokenizing, messages and the pipe. No speed is told for an engine whose numbers are wrong.
+detokenizing, messages and the pipe. On a busy machine only CPU time tells the overhead, with one thread. No speed is
+told for an engine whose numbers are wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from edgellama.runtime.messages import Finished, Generate, Load, Loaded, Probe, 
 from edgellama.runtime.supervisor import Death, Worker
 from edgellama.sampling.options import SamplingOptions
 
-PREFILL_GOAL, DECODE_GOAL, OVERHEAD_GOAL_MICROSECONDS = 0.97, 0.97, 150.0
+DECODE_GOAL, OVERHEAD_GOAL_MICROSECONDS = 0.97, 150.0
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -103,10 +104,12 @@ async def through_worker(worker: Worker, name: str, prompt: list[int], steps: in
     begun = time.perf_counter()
     worker.send(Generate(request_id=name, prompt=tuple(prompt), sampling=sampling, max_tokens=steps + 1))
     times: list[float] = []
+    cpu: list[float] = []
     while True:
         message = await queue.get()
         if isinstance(message, Step):
             times.append(time.perf_counter())
+            cpu.append(_report.cpu_seconds(worker.pid))
         elif isinstance(message, Finished):
             break
         elif isinstance(message, Death):
@@ -116,7 +119,11 @@ async def through_worker(worker: Worker, name: str, prompt: list[int], steps: in
     worker.forget(name)
     if len(times) != steps + 1 or message.cached_tokens:
         raise EngineError(f"{len(times)} of {steps + 1} tokens came, {message.cached_tokens} of the prompt were cached")
-    return {"prompt_seconds": times[0] - begun, "step_seconds": (times[-1] - times[0]) / steps}
+    return {
+        "prompt_seconds": times[0] - begun,
+        "step_seconds": (times[-1] - times[0]) / steps,
+        "step_cpu_seconds": (cpu[-1] - cpu[0]) / steps,
+    }
 
 
 async def spawn(path: Path, options: EngineOptions) -> tuple[Worker, Loaded]:
@@ -231,10 +238,12 @@ def report(
         ratios = [one["bare"][key] / one["worker"][key] for one in rounds]
         result[f"{kind}_ratio"] = statistics.median(ratios)
         result[f"{kind}_ratio_spread"] = _report.spread(ratios)
-    overheads = [1e6 * (one["worker"]["step_seconds"] - one["bare"]["step_seconds"]) for one in rounds]
-    result["step_overhead_microseconds"] = _report.spread(overheads)
+    for name, key in (("step", "step_seconds"), ("step_cpu", "step_cpu_seconds")):
+        overheads = [1e6 * (one["worker"][key] - one["bare"][key]) for one in rounds]
+        result[f"{name}_overhead_microseconds"] = _report.spread(overheads)
     result["goal_met"] = bool(
-        result["decode_ratio"] >= DECODE_GOAL or statistics.median(overheads) <= OVERHEAD_GOAL_MICROSECONDS
+        result["decode_ratio"] >= DECODE_GOAL
+        or result["step_overhead_microseconds"]["median"] <= OVERHEAD_GOAL_MICROSECONDS
     )
     return result
 
@@ -252,6 +261,7 @@ def show(result: dict[str, Any]) -> None:
     print(_report.line("prefill_ratio", result["prefill_ratio_spread"], "", 3))
     print(_report.line("decode_ratio", result["decode_ratio_spread"], "", 3))
     print(_report.line("overhead of a step", result["step_overhead_microseconds"], "microseconds", 0))
+    print(_report.line("… in CPU time", result["step_cpu_overhead_microseconds"], "microseconds, all threads", 0))
 
 
 def main(arguments: list[str]) -> int:
