@@ -36,6 +36,7 @@ COMMANDS: dict[str, Entry] = {
     "recommend": Entry("recommend", "Name the catalogue models that fit this machine."),
     "licences": Entry("licences", "Show the licences of models and packages."),
     "quantize": Entry("quantize", "Quantize a GGUF model into a smaller one."),
+    "eval": Entry("eval", "Measure perplexity and KL divergence."),
     "plan": Entry("plan", "Say whether a model fits into memory, and how."),
     "doctor": Entry("doctor", "Check this machine and say what to change."),
     "config": Entry("config", "Show and change the settings."),
@@ -57,7 +58,6 @@ LATER: dict[str, str] = {
     "simulate-heat": "the heat simulation",
     "serve": "the HTTP server",
     "mcp": "the MCP server",
-    "eval": "perplexity and KL divergence",
 }
 """Commands of the contract that this version does not have yet."""
 
