@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from edgellama.errors import EdgellamaError
@@ -44,13 +44,9 @@ class Answer:
         self._first_token: float | None = None
         self._raw: list[str] = []
 
-    async def events(self) -> AsyncIterator[Event]:
-        """Every event, the terminal one last."""
-        while True:
-            event = await self._events.get()
-            yield event
-            if isinstance(event, Done | Failed):
-                return
+    async def next(self) -> Event:
+        """The next event; after the terminal one there is none to wait for."""
+        return await self._events.get()
 
     def emit(self, *events: Event) -> None:
         """Hand events to the consumer."""

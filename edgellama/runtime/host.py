@@ -15,7 +15,16 @@ from edgellama.chat.messages import TextPart
 from edgellama.errors import BusyError, EdgellamaError, EngineError, UnsupportedError, UsageError
 from edgellama.monitor import memory
 from edgellama.runtime.answer import Answer
-from edgellama.runtime.base import Event, GenerateRequest, ModelStatus, Notice, RuntimeCapabilities, Status
+from edgellama.runtime.base import (
+    Done,
+    Event,
+    Failed,
+    GenerateRequest,
+    ModelStatus,
+    Notice,
+    RuntimeCapabilities,
+    Status,
+)
 from edgellama.runtime.keeper import Keeper
 from edgellama.runtime.ladder import Start
 from edgellama.runtime.model import ModelSpec
@@ -106,8 +115,10 @@ class Host:
         """See `Runtime.generate`."""
         answer = Answer(request)
         self._admit(answer)
+        event: Event | None = None
         try:
-            async for event in answer.events():
+            while not isinstance(event, Done | Failed):
+                event = await answer.next()
                 yield event
         finally:
             self._cancel(answer)
@@ -161,7 +172,7 @@ class Host:
             worker_pid=worker.pid if worker else None,
             bytes=worker.resident_bytes if worker else 0,
             requests=len(self._waiting) + (self._running is not None),
-            context_tokens=keeper.plan.options.context_tokens,
+            context_tokens=keeper.ladder.options.context_tokens,
             restarts=keeper.recovery.restarts,
             settings=keeper.ladder.words,
         )

@@ -31,6 +31,7 @@ from edgellama.errors import (
 from edgellama.runtime.base import Notice
 from edgellama.runtime.messages import Load, Loaded, Probe, Probed
 from edgellama.runtime.model import ModelSpec
+from edgellama.runtime.plan import LEAST_CONTEXT_TOKENS
 from edgellama.runtime.supervisor import Death, Worker, WorkerDiedError
 from edgellama.runtime.watchdog import Limits
 
@@ -74,6 +75,8 @@ class Ladder:
         self._record = verdicts.find(spec.path, spec.identity, spec.engine, asked)
         self.rung = verdicts.first_rung(self._record, self.rungs)
         self.lean = 0
+        self._halvings = 0
+        """How often the context was halved for want of memory; never when its length was asked for."""
         self._reference: Reference | None = None
         self._reference_known = False
         self.notices: list[Notice] = []
@@ -86,7 +89,8 @@ class Ladder:
         """The options of the present rung."""
         options = self.rungs[self.rung].options
         lean = {name: min(value, getattr(options, name)) for name, value in _LEAN[self.lean].items()}
-        return msgspec.structs.replace(options, **lean)
+        context = max(LEAST_CONTEXT_TOKENS, options.context_tokens >> self._halvings)
+        return msgspec.structs.replace(options, **lean, context_tokens=min(options.context_tokens, context))
 
     @property
     def words(self) -> str:
@@ -94,6 +98,8 @@ class Ladder:
         changed = [rung.name for rung in self.rungs[1 : self.rung + 1]]
         if self.lean:
             changed.append(f"micro batch {self.options.micro_batch_tokens}")
+        if self._halvings:
+            changed.append(f"context {self.options.context_tokens}")
         return ", ".join(changed)
 
     def step_down(self, reason: str, outcome: Outcome | None = None) -> bool:
@@ -116,6 +122,12 @@ class Ladder:
         if self.lean + 1 >= len(_LEAN):
             return False
         self.lean += 1
+        return True
+
+    def _halve_context(self) -> bool:
+        if self._spec.options.context_tokens or self.options.context_tokens <= LEAST_CONTEXT_TOKENS:
+            return False
+        self._halvings += 1
         return True
 
     # ---- bringing a worker up
@@ -151,7 +163,7 @@ class Ladder:
         if error.killed:
             self._record = self._verdicts.add(self._record, self.rungs[self.rung].name, "failed", str(error))
             # Memory may be free again the second time; only then is it worth changing anything.
-            moved = (kills == 1 and error.cause is None) or self.step_leaner()
+            moved = (kills == 1 and error.cause is None) or self.step_leaner() or self._halve_context()
         else:
             moved = self.step_down(str(error), error.outcome)
         if moved:
@@ -160,7 +172,7 @@ class Ladder:
         return moved
 
     def _give_up(self, error: _RungError, tried: list[str]) -> EdgellamaError:
-        self.rung = self.lean = 0
+        self.rung = self.lean = self._halvings = 0
         log = "\n".join(error.log[-12:])
         story = f"{self._spec.name} does not run here. Tried: " + "; ".join(tried)
         message = f"{story}\nLast lines of the engine:\n{log}" if log else story

@@ -16,6 +16,9 @@ from edgellama.runtime.messages import Cancel, Finished, Prefilled, RequestFaile
 from edgellama.runtime.prompting import Prompt, Prompter
 from edgellama.runtime.supervisor import Death, Worker, WorkerDiedError
 
+_STEP_BYTES = 1 << 20
+"""Far more than a token's text, with what was held back, and a sampler's state ever have."""
+
 
 class Serving:
     """Runs requests on the keeper's worker, one at a time."""
@@ -51,6 +54,7 @@ class Serving:
         journal.sampling = complete((request.sampling, *self._keeper.spec.sampling))
         journal.max_tokens = _most_tokens(request, prompt, worker)
         journal.stop = request.stop
+        journal.show = prompt.splitter.needs if prompt.splitter is not None else ()
         if prompt.splitter is not None:
             journal.show = prompt.splitter.needs
         answer.begin(prompt, journal)
@@ -86,8 +90,13 @@ class Serving:
             worker.forget(journal.request_id)
 
     async def _step(self, answer: Answer, journal: Journal, worker: Worker, step: Step) -> None:
+        excess = None
         if len(journal.tokens) >= journal.max_tokens:
-            worker.condemn("garbage", f"sent more than the {journal.max_tokens} tokens asked for and was killed")
+            excess = f"sent more than the {journal.max_tokens} tokens asked for"
+        elif len(step.text) + len(step.state) > _STEP_BYTES:
+            excess = "sent a token of impossible size"
+        if excess is not None:
+            worker.condemn("garbage", f"{excess} and was killed")
             raise WorkerDiedError(await worker.death)
         journal.add(step)
         answer.text(step.text)

@@ -194,6 +194,18 @@ async def test_a_load_killed_for_memory_gets_by_with_less(lab: Any) -> None:
 
 
 @posix
+async def test_a_load_killed_again_and_again_gets_by_with_a_shorter_context(lab: Any, ask: Any) -> None:
+    kill = Fault(kind="signal", phase="load", signal="SIGKILL", when={"context_tokens": (4096, 2048)})
+    host = lab.make(lab.script(kill))
+    await host.start()
+    assert (await host.status()).models[0].context_tokens == 1024
+    assert "context 1024" in (await ask(host)).notices("engine-settings")[-1]
+    asked = lab.make(lab.script(kill, name="asked"), EngineOptions(context_tokens=4096))
+    with pytest.raises(MemoryShortageError):
+        await asked.start()
+
+
+@posix
 async def test_a_load_always_killed_is_a_lack_of_memory(lab: Any) -> None:
     host = lab.make(lab.script(Fault(kind="signal", phase="load", signal="SIGKILL")))
     with pytest.raises(MemoryShortageError, match="SIGKILL"):

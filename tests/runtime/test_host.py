@@ -22,7 +22,7 @@ from edgellama.errors import (
     UnsupportedError,
     UsageError,
 )
-from edgellama.runtime.base import Done, Notice, PromptProgress, TextDelta
+from edgellama.runtime.base import Done, GenerateRequest, Notice, PromptProgress, TextDelta
 from edgellama.runtime.model import ModelSpec
 from edgellama.runtime.supervisor import Worker
 from edgellama.sampling.options import SamplingOptions
@@ -36,6 +36,10 @@ CHATML = (
 def turns(*contents: str) -> tuple[Message, ...]:
     roles = ("user", "assistant")
     return tuple(Message(role=roles[i % 2], content=text) for i, text in enumerate(contents))  # type: ignore[arg-type]
+
+
+def make(text: str) -> GenerateRequest:
+    return GenerateRequest(request_id="x", messages=turns(text))
 
 
 # ---- one answer
@@ -84,6 +88,16 @@ async def test_reasoning_is_apart_from_the_answer(lab: Any, ask: Any) -> None:
     host = await lab.host(say="<think>\nhm, well\n</think>\n\nYes.", chat_template=template)
     outcome = await ask(host)
     assert (outcome.reasoning.strip(), outcome.text) == ("hm, well", "Yes.")
+
+
+async def test_reasoning_marked_by_control_tokens_is_apart_too(lab: Any, ask: Any) -> None:
+    """Their pieces are empty, so they must be shown to the splitter."""
+    controls = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>")
+    template = CHATML.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}")
+    first = await lab.host(say=None, chat_template=template, control_tokens=controls)
+    thinking, ended = await first.tokenize("<think>", special=True), await first.tokenize("</think>", special=True)
+    assert len(thinking) == len(ended) == 1
+    assert "<think>" in (await first._prompter.prompt(make("x"), first._keeper.present)).splitter.needs
 
 
 async def test_an_answer_is_spliced_into_the_next_prompt(lab: Any, ask: Any) -> None:
@@ -203,9 +217,13 @@ async def test_requests_are_served_in_order_and_know_their_place(lab: Any, ask: 
         return notices
 
     tasks = [asyncio.create_task(run(i)) for i in range(4)]
-    await asyncio.sleep(0.2)
+    while host.position("q3") is None:
+        await asyncio.sleep(0)
     assert [host.position(f"q{i}") for i in range(4)] == [0, 1, 2, 3]
+    while (await host.status()).queued == 4:
+        await asyncio.sleep(0)
     assert (await host.status()).queued == 3
+    assert [host.position(f"q{i}") for i in range(4)] == [0, 1, 2, 3]
     notices = await asyncio.gather(*tasks)
     assert order == ["q0", "q1", "q2", "q3"]
     assert [len(n) for n in notices] == [0, 1, 1, 1]
