@@ -207,7 +207,8 @@ def test_a_host_that_does_not_read_loses_nothing(tmp_path: Path) -> None:
         end = it.until(Finished)
         steps = [m for m in it.seen if isinstance(m, Step)]
         assert len(steps) == end.completion_tokens == 4000
-        assert any(isinstance(m, Tokens) for m in it.seen)
+        if not any(isinstance(m, Tokens) for m in it.seen):  # its thread may get its turn last
+            it.until(Tokens)
         assert sum(isinstance(m, Heartbeat) for m in it.seen) < 15
 
 
