@@ -65,16 +65,12 @@ def run(job: Job, tell: Tell) -> Answer:
             tell(Loading(fraction))
 
     if isinstance(job, ImportanceJob):
-        from edgellama.evaluate import importance
+        from edgellama.evaluate.importance import collect
 
-        return importance.collect(job, tell, loading)
-    from edgellama.evaluate import measure
+        return collect(job, tell, loading)
+    from edgellama.evaluate.measure import divergence, perplexity
 
-    return (
-        measure.perplexity(job, tell, loading)
-        if isinstance(job, PerplexityJob)
-        else measure.divergence(job, tell, loading)
-    )
+    return perplexity(job, tell, loading) if isinstance(job, PerplexityJob) else divergence(job, tell, loading)
 
 
 def _end(outgoing: BinaryIO, last: Answer, code: int) -> NoReturn:

@@ -26,6 +26,8 @@ class Part:
     logits: NDArray[np.float32]
     """float32[n, vocabulary]; valid until the next part is asked for."""
     targets: NDArray[np.int32]
+    complete: bool
+    """Whether nothing of its chunk comes after it."""
 
 
 def read_text(path: str | Path) -> str:
@@ -96,4 +98,4 @@ def _decode_part(
     skipped = max(0, counted.start - first) if everything else 0
     for index, chunk in enumerate(group):
         own = logits[index * rows + skipped : index * rows + skipped + len(counted)]
-        yield Part(chunk, own, table[index, counted.start + 1 : counted.stop + 1])
+        yield Part(chunk, own, table[index, counted.start + 1 : counted.stop + 1], stop == context)

@@ -41,6 +41,8 @@ class ImportanceJob(_Job, frozen=True, kw_only=True):
     """Matrices whose sums are added."""
     resume: bool = False
     """Go on with what `output` already holds of this text."""
+    wanted: tuple[str, ...] = ()
+    """Languages and kinds the text should hold: names of `coverage.NAMES`."""
     output_tensor: bool = False
     """Collect for output.weight too."""
 

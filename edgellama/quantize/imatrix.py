@@ -44,16 +44,41 @@ class Imatrix:
         return Imatrix(self.path, kept, self.datasets, self.chunks, self.warnings)
 
 
-def load(path: str | Path) -> Imatrix:
-    """Read and check an importance matrix. Raises NotFoundError, InvalidFileError."""
+@dataclass(slots=True)
+class Sums:
+    """A file as it is: squares of the inputs summed over tokens, and how many tokens they were."""
+
+    entries: dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]]
+    """float32[experts, inputs] and float32[experts] by tensor name."""
+    datasets: tuple[str, ...] = ()
+    chunks: int = 0
+    chunk_size: int = 0
+    """Tokens per chunk; 0 in legacy files, whose counts are chunks."""
+
+
+def read_sums(path: str | Path) -> Sums:
+    """Read an importance matrix without averaging. Raises NotFoundError, InvalidFileError."""
     file = Path(path)
     if not file.is_file():
         raise NotFoundError(f"{file}: no such importance matrix")
     with file.open("rb") as stream:
         is_gguf = stream.read(4) == b"GGUF"
-    matrix = _load_gguf(file) if is_gguf else _load_legacy(file)
-    if not matrix.entries:
+    sums = _read_gguf(file) if is_gguf else _read_legacy(file)
+    if not sums.entries:
         raise InvalidFileError(f"{file}: the importance matrix has no entries")
+    return sums
+
+
+def load(path: str | Path) -> Imatrix:
+    """Read, check and average an importance matrix. Raises NotFoundError, InvalidFileError."""
+    file, sums = Path(path), read_sums(path)
+    matrix, unseen = Imatrix(str(file), {}, sums.datasets, sums.chunks), 0
+    for name, (table, counts) in sums.entries.items():
+        seen = counts > 0
+        unseen += int((~seen).sum())
+        matrix.entries[name] = np.where(seen[:, None], table / np.where(seen, counts, 1)[:, None], np.float32(1))
+    if unseen:
+        matrix.warnings.append(f"{unseen} experts were never active: their inputs weigh the same")
     for name, values in matrix.entries.items():
         if not np.isfinite(values).all():
             where = np.argwhere(~np.isfinite(values))[0]
@@ -76,7 +101,7 @@ def _fill_holes(matrix: Imatrix, name: str, values: NDArray[np.float32]) -> None
         matrix.warnings.append(f"{name}: {int(dead.sum())} of {dead.size} runs of {RUN} inputs were never active")
 
 
-def _load_gguf(file: Path) -> Imatrix:
+def _read_gguf(file: Path) -> Sums:
     header = read(file)
     if header.kind != "imatrix" and not any(t.name.endswith(".in_sum2") for t in header.tensors):
         raise InvalidFileError(f"{file}: a GGUF file, but no importance matrix ({header.kind})")
@@ -84,13 +109,8 @@ def _load_gguf(file: Path) -> Imatrix:
         if header.get(key) is None:
             raise InvalidFileError(f"{file}: the key {key} is missing", "collect the importance matrix again")
     found = {tensor.name: tensor for tensor in header.tensors}
-    matrix = Imatrix(
-        str(file),
-        {},
-        tuple(str(d) for d in header.array("imatrix.datasets")),
-        _chunks(header.get("imatrix.chunk_count")),
-    )
-    unseen = 0
+    datasets = tuple(str(d) for d in header.array("imatrix.datasets"))
+    result = Sums({}, datasets, *(_number(header.get(f"imatrix.chunk_{what}")) for what in ("count", "size")))
     with file.open("rb") as stream:
 
         def values(name: str) -> NDArray[np.float32]:
@@ -104,20 +124,15 @@ def _load_gguf(file: Path) -> Imatrix:
             sums, counts = values(f"{name}.in_sum2"), np.rint(values(f"{name}.counts")).astype(np.float32)
             if not counts.size or sums.size % counts.size:
                 raise InvalidFileError(f"{file}: {name} has {sums.size} sums for {counts.size} counts")
-            table = sums.reshape(counts.size, -1)
-            seen = counts > 0
-            unseen += int((~seen).sum())
-            matrix.entries[name] = np.where(seen[:, None], table / np.where(seen, counts, 1)[:, None], np.float32(1))
-    if unseen:
-        matrix.warnings.append(f"{unseen} experts were never active: their inputs weigh the same")
-    return matrix
+            result.entries[name] = sums.reshape(counts.size, -1), counts
+    return result
 
 
-def _chunks(value: object) -> int:
+def _number(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _load_legacy(file: Path) -> Imatrix:
+def _read_legacy(file: Path) -> Sums:
     data, size = file.read_bytes() if file.stat().st_size < 2**31 else b"", file.stat().st_size
     at = 0
 
@@ -134,14 +149,15 @@ def _load_legacy(file: Path) -> Imatrix:
     def number(what: str) -> int:
         return int(struct.unpack("<i", take(4, what))[0])
 
-    matrix = Imatrix(str(file), {})
+    result = Sums({})
     for index in range(number("the number of entries")):
         name = take(number(f"entry {index}'s name length"), f"entry {index}'s name").decode(errors="replace")
         calls, count = number(f"{name}'s calls"), number(f"{name}'s length")
         sums = np.frombuffer(take(count * 4, f"{name}'s values"), "<f4").astype(np.float32)
-        matrix.entries[name] = (sums / np.float32(calls) if calls > 0 else sums).reshape(1, -1)
+        # A file without calls holds what is averaged already.
+        result.entries[name] = sums.reshape(1, -1), np.full(1, calls if calls > 0 else 1, np.float32)
     if at < len(data):
-        matrix.chunks = number("the number of chunks")
+        result.chunks = number("the number of chunks")
         length = number("the data set's name length") if at < len(data) else 0
-        matrix.datasets = (take(length, "the data set's name").decode(errors="replace"),) if length > 0 else ()
-    return matrix
+        result.datasets = (take(length, "the data set's name").decode(errors="replace"),) if length > 0 else ()
+    return result
