@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @command(example='edgellama run smollm2-135m --prompt "Which city is the capital of France?" --temperature 0')
-@click.argument("model")
+@click.argument("model", required=False)
 @click.option("--prompt", "-p", metavar="TEXT", help="The prompt; piped text follows it after an empty line.")
 @click.option("--system", metavar="TEXT", help="System prompt; '' for none.")
 @click.option("--raw", is_flag=True, help="Send the prompt as it is, without the chat template.")
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def run(
     out: Output,
     *,
-    model: str,
+    model: str | None,
     prompt: str | None,
     system: str | None,
     raw: bool,
@@ -44,7 +44,7 @@ def run(
     sampling: dict[str, Any],
     engine: EngineChoice,
 ) -> int:
-    """Answer one prompt on standard output.
+    """Answer one prompt on standard output; without MODEL by the one of the settings, else by the default model.
 
     The prompt is --prompt, or standard input, or both: then the piped text follows the prompt after an empty line. One
     newline at the end of piped text is dropped. Ctrl-C ends the answer and keeps what is there.
@@ -71,7 +71,7 @@ class Wishes:
     sampling: dict[str, Any]
 
 
-def _run(out: Output, model: str, wishes: Wishes, engine: EngineChoice) -> int:
+def _run(out: Output, model: str | None, wishes: Wishes, engine: EngineChoice) -> int:
     from edgellama.cli import wiring
     from edgellama.cli.answer import follow
     from edgellama.cli.prompt_input import read_prompt

@@ -30,13 +30,13 @@ CUDAHOSTCXX are heeded.
 _CHAT_ONLY = ("--plain", "--web", "--connect")
 
 
-def command(arguments: list[str], *, stdin_is_terminal: bool, default_model: str) -> list[str]:
+def command(arguments: list[str], *, stdin_is_terminal: bool) -> list[str]:
     """edgellama's words: `run` with a prompt or a pipe, else `chat`. A first word that is no option is the model."""
     named = bool(arguments) and not arguments[0].startswith("-")
     model, rest = arguments[: int(named)], arguments[int(named) :]
     names = {word.partition("=")[0] for word in (rest[: rest.index("--")] if "--" in rest else rest)}
     asks_once = bool(names & {"--prompt", "-p"}) or (not stdin_is_terminal and not names & set(_CHAT_ONLY))
-    return ["run", *(model or [default_model]), *rest] if asks_once else ["chat", *model, *rest]
+    return ["run" if asks_once else "chat", *model, *rest]
 
 
 def start(python: str, arguments: list[str]) -> int:
@@ -91,7 +91,7 @@ def main(arguments: list[str]) -> int:
         if codes:
             return codes[0]
     python = stamp.venv_python(stamp.venv_folder())
-    words = command(rest, stdin_is_terminal=_stdin_is_terminal(), default_model=fields["model"])
+    words = command(rest, stdin_is_terminal=_stdin_is_terminal())
     return start(python, words)
 
 

@@ -35,16 +35,16 @@ def test_wrong_usage_is_refused(arguments: list[str]) -> None:
     ("arguments", "terminal", "expected"),
     [
         ([], True, ["chat"]),
-        ([], False, ["run", "tiny"]),
+        ([], False, ["run"]),
         (["--plain"], False, ["chat", "--plain"]),
         (["--ctx", "512"], True, ["chat", "--ctx", "512"]),
         (["my.gguf"], True, ["chat", "my.gguf"]),
         (["my.gguf", "--seed", "1"], False, ["run", "my.gguf", "--seed", "1"]),
-        (["--prompt", "Hi"], True, ["run", "tiny", "--prompt", "Hi"]),
-        (["--prompt=Hi", "--json"], True, ["run", "tiny", "--prompt=Hi", "--json"]),
+        (["--prompt", "Hi"], True, ["run", "--prompt", "Hi"]),
+        (["--prompt=Hi", "--json"], True, ["run", "--prompt=Hi", "--json"]),
         (["hf:a/b", "-p", "Hi"], True, ["run", "hf:a/b", "-p", "Hi"]),
         (["--system", "x", "--", "--prompt"], True, ["chat", "--system", "x", "--", "--prompt"]),
     ],
 )
 def test_what_edgellama_is_asked(arguments: list[str], terminal: bool, expected: list[str]) -> None:
-    assert chat.command(arguments, stdin_is_terminal=terminal, default_model="tiny") == expected
+    assert chat.command(arguments, stdin_is_terminal=terminal) == expected

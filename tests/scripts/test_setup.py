@@ -291,7 +291,7 @@ def test_a_second_start_goes_straight_to_edgellama(tmp_path: Path, arguments: li
         [sys.executable, str(root / "scripts" / "chat"), *arguments],
         cwd=tmp_path, env=environ, input="", capture_output=True, text=True, check=False,
     )  # fmt: skip
-    words = "".join(f"[{word}]" for word in ["-m", "edgellama", "run", "tiny", *arguments])
+    words = "".join(f"[{word}]" for word in ["-m", "edgellama", "run", *arguments])
     assert (done.returncode, done.stdout, done.stderr) == (0, words, "")
 
 
