@@ -89,6 +89,7 @@ def _from_gguf(
     header = gguf_io.read(path)
     gguf_io.require_model(header)
     sampling, notices = _gguf_sampling(header.sampling_defaults)
+    notices += _long_context(header, options.context_tokens)
     return ModelSpec(
         name=name,
         path=path,
@@ -153,6 +154,18 @@ def _gguf_sampling(values: Mapping[str, object]) -> tuple[SamplingOptions, list[
         else:
             given[option] = number
     return SamplingOptions(**given), notices  # type: ignore[arg-type]
+
+
+def _long_context(header: gguf_io.Header, wanted: int) -> list[str]:
+    """What to say of a context longer than trained. Raises `UsageError` where such positions do not exist."""
+    trained = header.context_tokens
+    if not 0 < trained < wanted:
+        return []
+    if header.has_learned_positions:
+        raise UsageError(
+            f"{header.path}: --ctx {wanted}, but this model has no positions beyond {trained}", f"use --ctx {trained}"
+        )
+    return [f"the model was trained for {trained:,} tokens: beyond them its answers get worse"]
 
 
 def _header_hash(header: gguf_io.Header) -> str:
