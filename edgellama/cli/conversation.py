@@ -12,6 +12,7 @@ from edgellama.chat.messages import Message
 from edgellama.cli.engine_options import to_sampling
 from edgellama.errors import UsageError
 from edgellama.runtime.base import ContextPolicy, GenerateRequest
+from edgellama.settings import SAMPLING_NAMES
 
 if TYPE_CHECKING:
     from edgellama.cli.answer import Answer
@@ -34,20 +35,7 @@ def _policy(text: str) -> str:
     return text
 
 
-_SAMPLING: dict[str, Callable[[str], Any]] = dict.fromkeys(
-    (
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repeat_penalty",
-        "repeat_last_n",
-        "frequency_penalty",
-        "presence_penalty",
-        "seed",
-    ),
-    _number,
-)
+_SAMPLING: dict[str, Callable[[str], Any]] = dict.fromkeys((*SAMPLING_NAMES, "seed"), _number)
 _INTEGERS = {"top_k", "repeat_last_n", "seed", "max_tokens"}
 SETTABLE = (*_SAMPLING, "max_tokens", "context_policy")
 

@@ -14,6 +14,7 @@ import click
 
 from edgellama.cli.common import later_option
 from edgellama.errors import NotFoundError, UnsupportedError, UsageError
+from edgellama.settings import SAMPLING_NAMES
 
 if TYPE_CHECKING:
     from edgellama.engine.base import EngineOptions
@@ -169,7 +170,6 @@ def context_policy(settings: Settings) -> ContextPolicy:
 def settings_sampling(settings: Settings) -> SamplingOptions:
     """The user's sampling defaults."""
     from edgellama.sampling.options import SamplingOptions
-    from edgellama.settings import SAMPLING_NAMES
 
     return SamplingOptions(**{name: getattr(settings, name) for name in SAMPLING_NAMES})
 
@@ -200,19 +200,7 @@ _SAMPLING_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--logit-bias", multiple=True, metavar="TOKEN±BIAS", callback=_bias, help="Favour a token id."),
     click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the end of the answer."),
 )
-_SAMPLING_NAMES = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repeat_penalty",
-    "repeat_last_n",
-    "frequency_penalty",
-    "presence_penalty",
-    "seed",
-    "logit_bias",
-    "ignore_eos",
-)
+_SAMPLING_NAMES = (*SAMPLING_NAMES, "seed", "logit_bias", "ignore_eos")
 
 
 def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
