@@ -82,6 +82,9 @@ def load_model(
     chosen = family(header.architecture)
     if chosen.experts_required and not header.number("expert_count"):
         raise UnsupportedError(f"{path}: a {header.architecture} model without experts")
+    names = {tensor.name for tensor in header.tensors}
+    if any(name.replace("_up_", "_gate_") not in names for name in names if name.endswith(".ffn_up_exps.weight")):
+        raise UnsupportedError("the JIT engine needs experts with a gate", "use the engine llamacpp")
     tensors = load_weights(header, mapped=mapped, on_tensor=on_progress or (lambda _: None))
     if not header.value_length == header.key_length:
         raise UnsupportedError(
