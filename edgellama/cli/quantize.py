@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,25 @@ def parse_size(text: str) -> int:
 @click.argument("target", required=False, type=click.Path(path_type=Path))
 @click.option("--recipe", default="Q4_K_M", show_default=True, help="The mix of tensor types; see --list.")
 @click.option("--list", "list_recipes", is_flag=True, help="List the recipes and end.")
+@click.option("--target-size", metavar="SIZE", help="Choose types so that the file has at most this size: 4.5GB.")
+@click.option("--target-bpw", type=float, metavar="BITS", help="Choose types for so many bits per weight.")
+@click.option("--max-kld", type=float, metavar="KLD", help="The smallest file that diverges no more (needs --text).")
+@click.option(
+    "--effort",
+    type=click.Choice(["quick", "normal", "high", "max"]),
+    default="normal",
+    show_default=True,
+    help="How finely a goal is searched for.",
+)
+@click.option("--text", type=click.Path(path_type=Path), help="Calibration text to measure on, for a goal.")
+@click.option("--text-chunks", type=click.IntRange(1), default=8, show_default=True, help="Chunks of it to measure on.")
+@click.option(
+    "--protect",
+    is_flag=False,
+    flag_value="q8",
+    metavar="[q8|f16]",
+    help="Keep embeddings, output and the outermost attention at higher precision.",
+)
 @click.option("--imatrix", type=click.Path(path_type=Path), help="Importance matrix (.gguf or .dat).")
 @click.option("--include-weights", multiple=True, metavar="TEXT", help="Use importance only for names with TEXT.")
 @click.option("--exclude-weights", multiple=True, metavar="TEXT", help="Use no importance for names with TEXT.")
@@ -59,6 +80,10 @@ def command(
 
     Files are byte-identical to llama-quantize's of the same recipe. An existing TARGET is replaced on success only; an
     interrupted run leaves a part file beside it that --resume goes on with.
+
+    With --target-size, --target-bpw or --max-kld a type is chosen for every tensor: by the error it makes, weighted
+    with --imatrix, and by what that does to the model's answers to --text. The result is an ordinary GGUF file; the
+    decisions are kept in TARGET.decisions.json.
     """
     if list_recipes:
         _list(out)
@@ -66,16 +91,43 @@ def command(
     if source is None or (target is None and not dry_run):
         raise UsageError("SOURCE and TARGET are needed", "`edgellama quantize --help` explains the options")
     from edgellama.quantize.api import Job
+    from edgellama.quantize.protect import PROTECTIONS
 
-    job = Job(source, target or Path("dry-run.gguf"), _options(given))
+    place = target or Path("dry-run.gguf")
+    options, settings = _towards_goal(out, Path(source), place, _options(given), given, keep=not dry_run)
+    job = Job(source, place, options)
     for warning in job.warnings:
         out.warn(warning)
+    if options.protect is not None:
+        plain = Job(source, place, replace(options, protect=None))
+        cost = sum(output.size for output in job.outputs) - sum(output.size for output in plain.outputs)
+        out.notice(f"--protect {options.protect}: {PROTECTIONS[options.protect].note}; that costs {cost:,} bytes")
     if dry_run:
         _report(out, job.plan(), table=True)
         return
     with out.progress(f"quantizing to {job.recipe.name}") as bar:
         result = job.run(lambda fraction, tensor: bar.update(fraction, 1.0, tensor))
+    if settings is not None:
+        settings()
     _report(out, result, table=False)
+
+
+def _towards_goal(
+    out: Output, source: Path, target: Path, options: Options, given: dict[str, Any], *, keep: bool
+) -> tuple[Options, Callable[[], object] | None]:
+    """Options that reach the goal, and what writes the sidecar; the options as they are when there is no goal."""
+    from edgellama.cli import quality
+
+    size = parse_size(given["target_size"]) if given["target_size"] else None
+    goal = quality.goal_of(size, given["target_bpw"], given["max_kld"])
+    if goal is None:
+        return options, None
+    effort, text, chunks = given["effort"], given["text"], given["text_chunks"]
+    plan = quality.decide(out, source, target, options, goal, effort, text, chunks)
+    quality.report(out, plan)
+    names = ("target_size", "target_bpw", "max_kld", "effort", "text", "text_chunks", "imatrix", "protect")
+    settings = {"source": str(source)} | {name: given[name] and str(given[name]) for name in names}
+    return quality.with_plan(options, plan), (lambda: quality.write_sidecar(target, plan, settings)) if keep else None
 
 
 def _options(given: dict[str, Any]) -> Options:
@@ -110,6 +162,7 @@ def _options(given: dict[str, Any]) -> Options:
         keep_split=given["keep_split"],
         split_max_bytes=parse_size(given["split_max_size"]) if given["split_max_size"] else None,
         allow_requantize=given["allow_requantize"],
+        protect=given["protect"],
         threads=given["threads"],
         resume=given["resume"],
     )

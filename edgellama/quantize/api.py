@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from edgellama.gguf_io.types import BLOCKS
 from edgellama.quantize import choice, layout, pipeline
 from edgellama.quantize.imatrix import Imatrix, load
 from edgellama.quantize.options import Options, Result, parse_override
+from edgellama.quantize.protect import protect, protection
 from edgellama.quantize.recipes import Recipe, recipe
 from edgellama.quantize.source import codec_of
 
@@ -41,9 +43,7 @@ class Job:
         tensors, values = self._pruned(ordered)
         if options.keep_split:
             tensors.sort(key=lambda tensor: (tensor.split, tensor.offset))
-        self.decisions = choice.choose(
-            tensors, self.recipe, _model(self.header), options.overrides, has_importance=self.matrix is not None
-        )
+        self.decisions = self._decide(tensors)
         self._check_decisions()
         self.outputs = layout.lay_out(self.target, values, self.decisions, self._groups())
 
@@ -70,6 +70,16 @@ class Job:
         values.pop(key, None)
         values[key] = Typed(layers, ValueType.UINT32)
         return [tensor._replace(name=kept[tensor.name]) for tensor in ordered if tensor.name in kept], values
+
+    def _decide(self, tensors: Sequence[TensorInfo]) -> list[choice.Decision]:
+        options = self.options
+        decisions = choice.choose(
+            tensors, self.recipe, _model(self.header), options.overrides, has_importance=self.matrix is not None
+        )
+        if options.protect is not None:
+            decisions = protect(decisions, protection(options.protect), self.header.layers)
+        exact = options.types
+        return [replace(d, type=exact[n], wanted=exact[n]) if (n := d.tensor.name) in exact else d for d in decisions]
 
     def _groups(self) -> list[list[int]]:
         if self.options.keep_split and len(self.header.paths) > 1:
@@ -150,7 +160,7 @@ class Job:
             self.header.paths,
             self.weights,
             identity=self._identity(),
-            threads=self.options.threads or _cores(),
+            threads=self.options.threads or cores(),
             resume=self.options.resume,
             on_progress=report,
         )
@@ -166,7 +176,7 @@ class Job:
         return "\n".join(parts)
 
 
-def _cores() -> int:
+def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

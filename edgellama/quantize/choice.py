@@ -98,6 +98,8 @@ class Decision:
     type: T
     wanted: T
     needs_importance: bool
+    by_pattern: bool = False
+    """Whether a --tensor-type pattern decided."""
 
     @property
     def fell_back(self) -> bool:
@@ -166,7 +168,8 @@ class Chooser:
         chosen = wanted if not fits else self._fallback(tensor, wanted)
         low = chosen in NEEDS_IMPORTANCE or (chosen is T.Q2_K and self.recipe.name == "Q2_K_S")
         exempt = category(tensor.name) in {"output", "embedding"}
-        return Decision(tensor, chosen, wanted, low and not exempt)
+        by_pattern = any(re.search(regex, tensor.name) for regex, _ in self.overrides.patterns)
+        return Decision(tensor, chosen, wanted, low and not exempt, by_pattern)
 
     def _wanted(self, tensor: TensorInfo) -> tuple[T, bool]:
         """The type by options and rules, and whether the shape fallback applies to it."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgellama.errors import UsageError
-from edgellama.gguf_io import Typed, ValueType
+from edgellama.gguf_io import GGMLType, Typed, ValueType
 from edgellama.quantize.choice import Decision, Overrides
 
 
@@ -24,6 +25,10 @@ class Options:
     keep_split: bool = False
     split_max_bytes: int | None = None
     allow_requantize: bool = False
+    protect: str | None = None
+    """Name of a rule in `protect.PROTECTIONS`."""
+    types: Mapping[str, GGMLType] = field(default_factory=dict)
+    """Types of tensors by their full names, before all rules."""
     threads: int = 0
     """0 takes every core this process may use."""
     resume: bool = False
