@@ -354,8 +354,8 @@ def test_both_ways_to_merge_agree(text: str, draw: random.Random) -> None:
     def rank(left: str, right: str) -> int | None:
         return ranks.get(left + right)
 
-    short = merging._merge_short(list(text), rank)
-    assert short == merging._merge_long(list(text), rank)
+    short = merging.merge_short(list(text), rank)
+    assert short == merging.merge_long(list(text), rank)
     assert short == _merge_plainly(list(text), ranks)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from edgellama.engine.tokenizer.merging import merge
+from collections.abc import Iterator
+
+from edgellama.engine.tokenizer.merging import Merger
 from edgellama.engine.tokenizer.splitting import split
 from edgellama.engine.tokenizer.vocabulary import SPACE, Vocabulary
 from edgellama.engine.tokenizer.words import WordMemory
@@ -27,6 +29,7 @@ class BytePairs:
         self._ranks = vocabulary.merges
         self._pre = vocabulary.pre
         self._escape = vocabulary.escape_spaces
+        self._merger = Merger(self._rank, self._joins)
         self._words = WordMemory(self._word)
 
     def encode(self, text: str, *, after_special: bool) -> list[int]:  # noqa: ARG002  (one signature for all kinds)
@@ -38,6 +41,12 @@ class BytePairs:
     def _rank(self, left: str, right: str) -> int | None:
         return self._ranks.get(f"{left} {right}")
 
+    def _joins(self) -> Iterator[tuple[str, str, float]]:
+        for text, rank in self._ranks.items():
+            at = text.find(" ", 1)
+            if at > 0:
+                yield text[:at], text[at + 1 :], rank
+
     def _word(self, word: str) -> list[int]:
         if self._pre.byte_letters:
             word = word.encode().decode("latin-1").translate(LETTER_OF_BYTE)
@@ -45,7 +54,7 @@ class BytePairs:
         if stays_whole and word in self._ids:
             return [self._ids[word]]
         found: list[int] = []
-        for symbol in merge(list(word), self._rank):
+        for symbol in self._merger.merge(word):
             token = self._ids.get(symbol)
             if token is None:
                 found += self._without_token(symbol)

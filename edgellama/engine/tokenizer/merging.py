@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edgellama.engine.tokenizer.long_words import LongWords
 
 Rank = Callable[[str, str], float | None]
 """Rank of joining two neighbours, smallest first; None where they do not join."""
 
 _SHORT = 48
+LONG = 1 << 16
+"""Words with more characters are worth the time that importing and compiling takes."""
+
 _NEVER = float("inf")
 
 
-def merge(symbols: list[str], rank: Rank) -> list[str]:
-    """Join neighbours until none join any more; O(n log n). `symbols` may be changed."""
-    return _merge_short(symbols, rank) if len(symbols) <= _SHORT else _merge_long(symbols, rank)
+class Merger:
+    """Merges the characters of words; O(n log n)."""
+
+    def __init__(self, rank: Rank, joins: Callable[[], Iterable[tuple[str, str, float]]]) -> None:
+        """`joins` lists all (left, right, rank), for words that only compiled code should merge."""
+        self._rank = rank
+        self._joins = joins
+
+    def merge(self, word: str) -> list[str]:
+        """The symbols left when no neighbours join any more."""
+        if len(word) <= _SHORT:
+            return merge_short(list(word), self._rank)
+        if len(word) <= LONG:
+            return merge_long(list(word), self._rank)
+        return self._long_words.merge(word)
+
+    @functools.cached_property
+    def _long_words(self) -> LongWords:
+        from edgellama.engine.tokenizer.long_words import LongWords
+
+        return LongWords(self._joins())
 
 
-def _merge_short(symbols: list[str], rank: Rank) -> list[str]:
-    """By looking at all pairs each time: the fastest for words."""
+def merge_short(symbols: list[str], rank: Rank) -> list[str]:
+    """By looking at all pairs each time: the fastest for words. `symbols` is changed."""
     ranks: list[float] = []
     for left, right in pairwise(symbols):
         found = rank(left, right)
@@ -41,7 +67,7 @@ def _merge_short(symbols: list[str], rank: Rank) -> list[str]:
     return symbols
 
 
-def _merge_long(symbols: list[str], rank: Rank) -> list[str]:
+def merge_long(symbols: list[str], rank: Rank) -> list[str]:
     """With a heap of pairs. A pair that changed since it was put there no longer has the rank it was put with."""
     size = len(symbols)
     following = list(range(1, size + 1))

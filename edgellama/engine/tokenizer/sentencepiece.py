@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterator
 
-from edgellama.engine.tokenizer.merging import merge
+from edgellama.engine.tokenizer.merging import Merger
 from edgellama.engine.tokenizer.vocabulary import SPACE, Vocabulary
 from edgellama.engine.tokenizer.words import WordMemory
 
@@ -30,6 +31,7 @@ class SentencePieces:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._ids = vocabulary.ids
+        self._merger = Merger(self._rank, self._joins)
         self._words = WordMemory(self._word)
 
     @functools.cached_property
@@ -50,9 +52,16 @@ class SentencePieces:
     def _rank(self, left: str, right: str) -> float | None:
         return self._ranks.get(left + right)
 
+    def _joins(self) -> Iterator[tuple[str, str, float]]:
+        for text, rank in self._ranks.items():
+            for at in range(1, len(text)):
+                left, right = text[:at], text[at:]
+                if (at == 1 or left in self._ids) and (at == len(text) - 1 or right in self._ids):
+                    yield left, right, rank
+
     def _word(self, word: str) -> list[int]:
         found: list[int] = []
-        for symbol in merge(list(word), self._rank):
+        for symbol in self._merger.merge(word):
             token = self._ids.get(symbol)
             if token is None:
                 found += self._bytes(symbol)

@@ -53,13 +53,18 @@ def matches(expression: str, view: str = "classes") -> Stage:
 
     def stage(views: Views, cuts: Cuts) -> Cuts:
         found: Cuts = []
+        text = getattr(views, view)
         last = 0
-        for _, start, end in _runs(pattern, getattr(views, view), cuts):
-            if start > last:
-                found.append(start)
-            if end > start:
+        for piece_end in cuts:
+            for match in pattern.finditer(text, last, piece_end):
+                start, end = match.span()
+                if start > last:
+                    found.append(start)
                 found.append(end)
-            last = end
+                last = end
+            if last < piece_end:
+                found.append(piece_end)
+                last = piece_end
         return found
 
     return stage
