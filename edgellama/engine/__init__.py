@@ -25,5 +25,6 @@ def factory(name: str) -> EngineFactory:
     if name == "jit":
         from edgellama.engine import jit
 
+        jit.prepare()
         return jit.load
     raise UsageError(f"unknown engine {name!r}", f"engines are {', '.join(ENGINES)}")

@@ -13,6 +13,18 @@ if TYPE_CHECKING:
     from edgellama.engine.jit.engine import JitEngine
 
 
+def prepare() -> None:
+    """Load the compiled kernels, and compile those that are missing: seconds at the first start, a moment later.
+
+    A process that is about to confine itself calls this first, since compiled kernels are kept on disk.
+    """
+    from edgellama.engine.jit import fast
+    from edgellama.engine.jit.kernels import compiled
+
+    del fast  # imported only so that nothing is left to import
+    compiled.prepare()
+
+
 def load(
     path: str,
     options: EngineOptions,

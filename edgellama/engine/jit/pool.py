@@ -8,7 +8,7 @@ import sys
 import threading
 from dataclasses import dataclass
 
-from edgellama.engine.jit.kernels.interpreter import run
+from edgellama.engine.jit.kernels.compiled import interpreter
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Pool:
         self._job, self._threads = job, threads
         for start in self._starts[: threads - 1]:
             start.release()
-        whole = run(job.program, job.operations, job.step, job.control, 0, threads, _give_way())
+        whole = interpreter()(job.program, job.operations, job.step, job.control, 0, threads, _give_way())
         for _ in range(threads - 1):
             self._done.acquire()
         return bool(whole)
@@ -70,7 +70,7 @@ class Pool:
             job = self._job
             if job is None:
                 return
-            run(job.program, job.operations, job.step, job.control, number, self._threads, _give_way())
+            interpreter()(job.program, job.operations, job.step, job.control, number, self._threads, _give_way())
             self._done.release()
 
     def close(self) -> None:

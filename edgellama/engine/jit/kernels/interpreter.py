@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from edgellama.codecs.compiling import kernel
 from edgellama.engine.jit.kernels import layout as at
+from edgellama.engine.jit.kernels.compiled import helper
 from edgellama.engine.jit.kernels.memory import atomic_add, atomic_load, atomic_store, call0, call4, longs, pause
 
 _SPINS = 4000
 """Turns of a waiting loop, a few tens of microseconds, before the thread gives its core away."""
 
 
-@kernel
+@helper
 def _meet(control: int, threads: int, program: int, first: int, last: int, give_way: int) -> bool:
     """Wait for all threads behind operations [first, last]. The last to arrive makes their counters ready for the next
     run, and decides for all whether to stop. False after `abort`."""
@@ -32,7 +32,6 @@ def _meet(control: int, threads: int, program: int, first: int, last: int, give_
     return bool(longs(control)[at.STOPPED] == 0)
 
 
-@kernel
 def run(program: int, operations: int, step: int, control: int, thread: int, threads: int, give_way: int) -> bool:
     """Walk the program; all arguments but the numbers are addresses. False when it was stopped."""
     first = 0

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from edgellama.codecs.compiling import kernel
 from edgellama.engine.jit.kernels import layout as at
+from edgellama.engine.jit.kernels.compiled import helper
 from edgellama.engine.jit.kernels.memory import atomic_add, call9, doubles, floats, ints, longs
 from edgellama.engine.jit.kernels.vectors import (
     add_scaled_bf16,
@@ -32,7 +32,7 @@ _BLOCK = 64
 """Positions whose scores are computed before the softmax is updated."""
 
 
-@kernel
+@helper
 def _count(step: Any, kind: Any, used: Any) -> Any:
     """Rows of an operation: tokens or wanted rows, times the experts per token."""
     rows = longs(step)[at.TOKENS] if kind % 2 == 0 else longs(step)[at.WANTED]
@@ -97,7 +97,7 @@ def linear(op: int, step: int, thread: int, threads: int) -> None:
                     out[i] += residual[i]
 
 
-@kernel
+@helper
 def _turn(x: int, half: int, layout: int, cos: int, sin: int) -> None:
     v, c, s = floats(x), floats(cos), floats(sin)
     for i in range(half):
@@ -107,7 +107,7 @@ def _turn(x: int, half: int, layout: int, cos: int, sin: int) -> None:
         v[second] = p * s[i] + q * c[i]
 
 
-@kernel
+@helper
 def _write(x: int, target: int, n: int, kind: int) -> None:
     """n floats into a cell of the cache."""
     v = floats(x)
@@ -162,7 +162,7 @@ def store(op: int, step: int, thread: int, threads: int) -> None:
             _write(a[at.A4] + t * a[at.A5] + 4 * n * head, a[at.A14] + place * a[at.A16], n, a[at.A18])
 
 
-@kernel
+@helper
 def _score(q: int, key: int, n: int, kind: int, out: int) -> None:
     if kind == at.F16:
         dot_f16(key, q, 0, n, out, 0)
@@ -180,7 +180,7 @@ def _score(q: int, key: int, n: int, kind: int, out: int) -> None:
         floats(out)[0] = total
 
 
-@kernel
+@helper
 def _gather(value: int, weight: float, n: int, kind: int, out: int) -> None:
     if kind == at.F16:
         add_scaled_f16(value, weight, n, out)
@@ -362,3 +362,18 @@ def combine(op: int, step: int, thread: int, threads: int) -> None:
             x = floats(a[at.A0] + (row * used + slot) * a[at.A1])
             for i in range(n):
                 out[i] += weights[slot] * x[i]
+
+
+OPERATIONS = (
+    norm,
+    quantize,
+    linear,
+    store,
+    attention,
+    gate,
+    elementwise,
+    wanted,
+    route,
+    expert_linear,
+    combine,
+)

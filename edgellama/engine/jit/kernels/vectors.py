@@ -9,9 +9,10 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from edgellama.codecs.compiling import intrinsic, kernel
+from edgellama.codecs.compiling import intrinsic
 from edgellama.codecs.rounding import bits_of as single_bits
 from edgellama.codecs.rounding import to_half
+from edgellama.engine.jit.kernels.compiled import helper
 from edgellama.engine.jit.kernels.dots import float_dot, load_floats
 from edgellama.engine.jit.kernels.emit import F16, F32, I8, I16, I32, I64, Emit, host, vector
 
@@ -135,7 +136,7 @@ def _half_by_host(typingctx: Any, x: Any) -> Any:
     return types.int16(types.float32), codegen
 
 
-@kernel
+@helper
 def _half_by_bits(x: Any) -> Any:
     return np.int16(to_half(x))
 
