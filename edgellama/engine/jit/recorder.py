@@ -6,13 +6,14 @@ cells, where the logits go) lies in a small block that the operations read.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellama.engine.jit.kernels import compiled, ops
+from edgellama.engine.jit.kernels import compiled, gemm, ops
 from edgellama.engine.jit.kernels import layout as at
 from edgellama.engine.jit.kernels.dots import activation_bytes
 from edgellama.engine.jit.kernels.rows import FLOATS, KERNELS
@@ -26,6 +27,8 @@ from edgellama.gguf_io.types import BLOCKS
 _KINDS = {"f32": at.F32, "f16": at.F16, "bf16": at.BF16, "q8_0": at.Q8_0}
 _CHUNK_BYTES = 1 << 14
 """Weights a thread takes at a time: they stay in its first cache while all columns pass."""
+_UNPACKED_BYTES = 1 << 17
+"""Unpacked weights a thread takes at a time; they stay in its second cache while all panels pass."""
 _SCRATCH_WORDS = 256
 MOST_THREADS = 512
 
@@ -55,6 +58,7 @@ class Value:
     source: int = -1
     """The operation that made it."""
     quantized: Value | None = None
+    panels: Buffer | None = field(default=None, repr=False)
     buffer: Buffer | None = field(default=None, repr=False)
 
 
@@ -70,6 +74,8 @@ class Recorder:
         self._model, self._storage, self._most_rows = model, storage, most_rows
         self._used = max(1, model.experts_used)
         self._chunks_wanted = 4 * threads
+        self._scratch_threads = max(threads, os.cpu_count() or 1)
+        self._scratch_bytes, self._with_scratch = 0, list[int]()
         self._program: list[NDArray[np.int64]] = []
         self._kept: list[object] = []
         self._free: dict[int, list[Buffer]] = {}
@@ -84,6 +90,10 @@ class Recorder:
         """The program, int64[operations, words]. Threads meet behind the last operation."""
         self._program[-1][at.BARRIER] = 1
         table = np.stack(self._program)
+        stride = -(-self._scratch_bytes // 4096) * 4096
+        scratch = self._constant(np.zeros(stride * self._scratch_threads, np.uint8))
+        for index in self._with_scratch:
+            table[index, at.A17], table[index, at.A18] = scratch, stride
         self._kept.append(table)
         return table
 
@@ -103,7 +113,7 @@ class Recorder:
         stride = row_bytes or 4 * width
         count = self._most_rows * (self._used if rows >= 2 else 1)
         buffer = self._allocate(-(-stride * count // 4096) * 4096)
-        return Value(buffer.address, stride, width, rows, len(self._program), None, buffer)
+        return Value(buffer.address, stride, width, rows, len(self._program), buffer=buffer)
 
     def release(self, keep: Value) -> None:
         """See `Ops.release`: memory of everything but `keep` is used again."""
@@ -120,7 +130,7 @@ class Recorder:
 
     # ---- operations
 
-    def _record(self, function: Callable[..., None], *arguments: int | float, barrier: bool = True) -> None:
+    def _record(self, function: Callable[..., None], *arguments: int | float, barrier: int = at.ALWAYS) -> None:
         words = np.zeros(at.OPERATION_WORDS, np.int64)
         words[at.FUNCTION] = compiled.operation(function)
         words[at.BARRIER] = barrier
@@ -229,6 +239,7 @@ class Recorder:
         alike = previous is not None and previous[at.FUNCTION] == linear and previous[at.A11] == 0
         if previous is not None and alike and not fresh and previous[at.A5] in (operand.address, x.address):
             previous[at.BARRIER] = 0  # products of the same vector need not wait for each other
+        many = self._many(operand, weight)
         out.source = len(self._program)
         self._record(
             ops.linear,
@@ -246,12 +257,43 @@ class Recorder:
             0,
             x.rows,
             self._used,
+            *many,
         )
         self._kept.append(weight)
         return out
 
+    def _many(self, operand: Value, weight: Weight) -> tuple[int, ...]:
+        """What `ops.linear` needs for many columns; nothing where this host has no such kernel."""
+        function = gemm.tiles(weight.type)
+        if function is None or self._most_rows < gemm.LEAST_COLUMNS:
+            return ()
+        k, as_floats = weight.columns, weight.type in FLOATS
+        if operand.panels is None:
+            size = gemm.panel_bytes(k, as_floats) * -(-self._most_rows // gemm.COLUMNS)
+            operand.panels = self._allocate(-(-size // 4096) * 4096)
+            self._record(
+                ops.panels, operand.address, operand.stride, k, operand.panels.address, operand.rows, self._used,
+                int(as_floats), barrier=at.MANY,
+            )  # fmt: skip
+        row = gemm.unpacked_bytes(weight.type, k)
+        chunk = max(4, min(32, _UNPACKED_BYTES // row // 4 * 4, -(-weight.rows // self._chunks_wanted) // 4 * 4))
+        self._scratch_bytes = max(self._scratch_bytes, 256 + row * chunk)
+        self._with_scratch.append(len(self._program))
+        return (
+            compiled.rows(function),
+            compiled.rows(gemm.unpack_rows),
+            operand.panels.address,
+            0,
+            0,
+            self._scratch_threads,
+            gemm.UNPACK[weight.type],
+            row,
+            chunk,
+            k,
+        )
+
     def part(self, x: Value, start: int, width: int) -> Value:
-        return Value(x.address + 4 * start, x.stride, width, x.rows, -1, None, x.buffer)
+        return Value(x.address + 4 * start, x.stride, width, x.rows, buffer=x.buffer)
 
     def rope(self, x: Value, heads: int, rope: int) -> Value:  # noqa: ARG002 - done while keys and values are stored
         return x

@@ -113,11 +113,12 @@ def prepare() -> None:
 
     A confined process calls this before it gives up writing; later it would compile in vain at every start.
     """
-    from edgellama.engine.jit.kernels import ops
+    from edgellama.engine.jit.kernels import gemm, ops
     from edgellama.engine.jit.kernels.rows import KERNELS
 
     interpreter()
     for function in ops.OPERATIONS:
         operation(function)
-    for function in KERNELS.values():
-        rows(function)
+    tiles = {tile for kind in KERNELS if (tile := gemm.tiles(kind)) is not None}
+    for kernel in (gemm.unpack_rows, *tiles, *KERNELS.values()):
+        rows(kernel)

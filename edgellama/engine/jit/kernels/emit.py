@@ -151,16 +151,18 @@ class Emit:
         sign = b.shl(b.and_(wide, constant(integers, 0x8000)), constant(integers, 16))
         return b.bitcast(b.or_(scaled, sign), floats)
 
+    def add_dot_bytes(self, total: Any, weights: Any, x: Any) -> Any:
+        """total + sums over four neighbours of u8[32] weights times i8[32]: i32[8], for VNNI alone."""
+        kind = vector(I32, 8)
+        args = (weights, x) if _vnni_takes_bytes() else (self.b.bitcast(weights, kind), self.b.bitcast(x, kind))
+        return self.call("llvm.x86.avx512.vpdpbusd.256", kind, total, *args)
+
     def dot_bytes(self, weights: Any, x: Any) -> Any:
         """i32[8]: sums over four neighbours of u7[32] weights (0 to 127) times i8[32]."""
         b, form = self.b, integer_dot()
         zero = ir.Constant(vector(I32, 8), [0] * 8)
         if form == "vnni":
-            kind = vector(I32, 8)
-            args = (zero, b.bitcast(weights, kind), b.bitcast(x, kind))
-            if _vnni_takes_bytes():
-                args = (zero, weights, x)
-            return self.call("llvm.x86.avx512.vpdpbusd.256", kind, *args)
+            return self.add_dot_bytes(zero, weights, x)
         if form == "avx2":
             pairs = self.call("llvm.x86.avx2.pmadd.ub.sw", vector(I16, 16), weights, x)
             return self.call("llvm.x86.avx2.pmadd.wd", vector(I32, 8), pairs, self.constant(I16, 16, 1))

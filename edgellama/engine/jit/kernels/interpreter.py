@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edgellama.engine.jit.kernels import layout as at
 from edgellama.engine.jit.kernels.compiled import helper
+from edgellama.engine.jit.kernels.gemm import LEAST_COLUMNS
 from edgellama.engine.jit.kernels.memory import atomic_add, atomic_load, atomic_store, call0, call4, longs, pause
 
 _SPINS = 4000
@@ -38,7 +39,8 @@ def run(program: int, operations: int, step: int, control: int, thread: int, thr
     for i in range(operations):
         op = program + 8 * at.OPERATION_WORDS * i
         call4(longs(op)[at.FUNCTION], op, step, thread, threads)
-        if longs(op)[at.BARRIER] != 0:
+        meet = longs(op)[at.BARRIER]
+        if meet == at.ALWAYS or (meet == at.MANY and longs(step)[at.TOKENS] >= LEAST_COLUMNS):
             if not _meet(control, threads, program, first, i, give_way):
                 return False
             first = i + 1

@@ -12,9 +12,12 @@ from edgellama.engine.jit.kernels.memory import pointer_to
 
 # ---- an operation: function, chunk counter, whether threads meet behind it, then its arguments
 FUNCTION, COUNTER, BARRIER = 0, 1, 2
+ALWAYS, MANY = 1, 2
+"""Values of BARRIER: threads meet behind the operation always, or when there are many columns."""
 A0, A1, A2, A3, A4, A5, A6, A7, A8, A9 = range(3, 13)
-A10, A11, A12, A13, A14, A15, A16, A17, A18 = range(13, 22)
-OPERATION_WORDS = 24
+A10, A11, A12, A13, A14, A15, A16, A17, A18, A19 = range(13, 23)
+A20, A21, A22, A23, A24 = range(23, 28)
+OPERATION_WORDS = 32
 
 # ---- a step
 TOKENS, WANTED, POSITIONS, SEQUENCES, CELLS, WANTED_ROWS, TABLE, CONTEXT, CELL_COUNT, LOGITS = range(10)

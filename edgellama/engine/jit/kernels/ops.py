@@ -12,6 +12,7 @@ import numpy as np
 
 from edgellama.engine.jit.kernels import layout as at
 from edgellama.engine.jit.kernels.compiled import helper
+from edgellama.engine.jit.kernels.gemm import LEAST_COLUMNS
 from edgellama.engine.jit.kernels.memory import atomic_add, call9, doubles, floats, ints, longs
 from edgellama.engine.jit.kernels.vectors import (
     add_scaled_bf16,
@@ -74,15 +75,24 @@ def linear(op: int, step: int, thread: int, threads: int) -> None:
         y = longs(step)[at.LOGITS]
     if columns == 0 or y == 0:
         return
+    many = a[at.A14] != 0 and columns >= LEAST_COLUMNS and thread < a[at.A19]
+    if a[at.A14] != 0 and columns >= LEAST_COLUMNS:
+        chunk = a[at.A22]
     while True:
         first = atomic_add(op + 8 * at.COUNTER, 1) * chunk
         if first >= rows:
             return
         size = min(chunk, rows - first)
         place = y + 4 * first
-        call9(
-            a[at.A3], a[at.A0] + first * a[at.A4], a[at.A4], size, a[at.A5], a[at.A6], columns, a[at.A9], place, stride
-        )
+        done = size // 4 * 4 if many else 0
+        w, row = a[at.A0] + first * a[at.A4], a[at.A4]
+        if done > 0:
+            scratch = a[at.A17] + thread * a[at.A18]
+            call9(a[at.A15], a[at.A20], w, row, done, a[at.A9], scratch + 256, a[at.A21], 0, 0)
+            call9(a[at.A14], scratch + 256, a[at.A21], done // 4, a[at.A16], columns, a[at.A23], place, stride, scratch)
+        if done < size:
+            out = place + 4 * done
+            call9(a[at.A3], w + done * row, row, size - done, a[at.A5], a[at.A6], columns, a[at.A9], out, stride)
         if a[at.A10] != 0:
             bias = floats(a[at.A10] + 4 * first)
             for column in range(columns):
@@ -95,6 +105,23 @@ def linear(op: int, step: int, thread: int, threads: int) -> None:
                 residual = floats(a[at.A11] + column * stride + 4 * first)
                 for i in range(size):
                     out[i] += residual[i]
+
+
+def panels(op: int, step: int, thread: int, threads: int) -> None:
+    """Columns in lanes for `gemm.py`, from quantized or float rows; nothing when there are few."""
+    a = longs(op)
+    columns, k = _count(step, a[at.A4], a[at.A5]), a[at.A2]
+    if columns < LEAST_COLUMNS:
+        return
+    for panel in range(thread, (columns + 15) // 16, threads):
+        out = a[at.A3] + panel * (64 * k if a[at.A6] != 0 else 24 * k)
+        for column in range(16):
+            there = 16 * panel + column < columns
+            source = ints(a[at.A0] + (16 * panel + column if there else 0) * a[at.A1])
+            words = k if a[at.A6] != 0 else (k + k // 2) // 4  # every field of a row is words, 16 side by side
+            target = ints(out + 4 * column)
+            for i in range(words):
+                target[16 * i] = source[i] if there else 0
 
 
 @helper
@@ -368,6 +395,7 @@ OPERATIONS = (
     norm,
     quantize,
     linear,
+    panels,
     store,
     attention,
     gate,
