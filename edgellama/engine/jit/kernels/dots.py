@@ -14,7 +14,7 @@ from numba.core import cgutils
 
 from edgellama.codecs.compiling import intrinsic
 from edgellama.engine.jit.kernels.emit import F32, I8, I16, I32, I64, Emit, vector
-from edgellama.engine.jit.kernels.types import Packed, Unpacked
+from edgellama.engine.jit.kernels.types import Packed, Unpacked, eightfold
 
 COLUMNS = 4
 """Columns whose dot products share one unpacking."""
@@ -60,7 +60,8 @@ def _block(e: Emit, packed: Packed, block: Unpacked, rows: list[tuple[Any, Any, 
                 _add(e, sums[column], block.minimums[half], e.load(sums16, 32 * half, vector(F32, 8)))
             scaled.append(block.scales)
         else:
-            _add(e, sums[column], block.minimums, e.load(sums32, 0, vector(F32, 8)))
+            if block.minimums is not None:
+                _add(e, sums[column], block.minimums, e.load(sums32, 0, vector(F32, 8)))
             scaled.append(b.fmul(block.scales, e.load(scales, 0, vector(F32, 8))))
     for g in range(groups):
         weights = block.group(g)
@@ -85,18 +86,28 @@ def packed_dot(packed: Packed, columns: int) -> Any:
             eighth = b.lshr(k, e.i64(3))
             bases = [b.add(x, b.mul(stride, e.i64(column))) for column in range(columns)]
             sums = _accumulators(b, columns)
-            with cgutils.for_range(b, blocks, intp=I64) as loop:
-                block = packed.unpack(e, b.add(row, b.mul(loop.index, e.i64(packed.block_bytes))))
-                at8 = b.mul(loop.index, e.i64(32 * packed.groups))
-                at32 = b.mul(loop.index, e.i64(4 * packed.groups))
-                at16 = b.mul(loop.index, e.i64(8 * packed.groups))
+
+            def step(kind: Packed, number: Any) -> None:
+                """Blocks of `kind` from block `number` of the row on."""
+                block = kind.unpack(e, b.add(row, b.mul(number, e.i64(packed.block_bytes))))
+                at8 = b.mul(number, e.i64(32 * packed.groups))
+                at32, at16 = b.lshr(at8, e.i64(3)), b.lshr(at8, e.i64(2))
                 rows = []
                 for base in bases:
                     scales = b.add(base, k)
                     sums32 = b.add(scales, eighth)
                     places = (b.add(base, at8), b.add(scales, at32), b.add(sums32, at32))
                     rows.append((*places, b.add(b.add(sums32, eighth), at16)))
-                _block(e, packed, block, rows, sums)
+                _block(e, kind, block, rows, sums)
+
+            first = e.i64(0)
+            if packed.groups == 1:  # scales of eight small blocks at once
+                eights = b.lshr(blocks, e.i64(3))
+                with cgutils.for_range(b, eights, intp=I64) as loop:
+                    step(eightfold(packed), b.shl(loop.index, e.i64(3)))
+                first = b.shl(eights, e.i64(3))
+            with cgutils.for_range(b, b.sub(blocks, first), intp=I64) as loop:
+                step(packed, b.add(first, loop.index))
             for column, slot in enumerate(sums):
                 e.store(e.total(b.load(slot)), out, b.mul(out_stride, e.i64(column)))
             return context.get_dummy_value()

@@ -36,6 +36,8 @@ class Packed:
     unpack: Callable[[Emit, Any], Unpacked]
     per_sixteen: bool = False
     signed: bool = False
+    low: float | None = None
+    """The minimum in units of the scale, where it is the same for all blocks."""
 
 
 def _nibbles(e: Emit, packed: Any) -> Any:
@@ -143,9 +145,33 @@ def _q6_k(e: Emit, block: Any) -> Unpacked:
     return Unpacked(group, scales, minimums)
 
 
-Q4_0 = Packed(18, 1, _legacy(4, affine=False))
+def eightfold(kind: Packed) -> Packed:
+    """Eight blocks of a type with one group each, their scales converted together."""
+
+    def unpack(e: Emit, block: Any) -> Unpacked:
+        def halves(offset: int) -> Any:
+            bits = ir.Constant(vector(I16, 8), ir.Undefined)
+            for i in range(8):
+                one = e.load(block, i * kind.block_bytes + offset, I16)
+                bits = e.b.insert_element(bits, one, ir.Constant(I32, i))
+            return e.half(bits)
+
+        singles = [kind.unpack(e, e.at(block, i * kind.block_bytes)) for i in range(8)]
+        scales = halves(0)
+        if kind.signed:
+            minimums = None
+        elif kind.low is None:
+            minimums = halves(2)
+        else:
+            minimums = e.b.fmul(scales, e.constant(F32, 8, kind.low))
+        return Unpacked(lambda g: singles[g].group(0), scales, minimums)
+
+    return Packed(8 * kind.block_bytes, 8, unpack, signed=kind.signed)
+
+
+Q4_0 = Packed(18, 1, _legacy(4, affine=False), low=-8.0)
 Q4_1 = Packed(20, 1, _legacy(4, affine=True))
-Q5_0 = Packed(22, 1, _legacy(5, affine=False))
+Q5_0 = Packed(22, 1, _legacy(5, affine=False), low=-16.0)
 Q5_1 = Packed(24, 1, _legacy(5, affine=True))
 Q8_0 = Packed(34, 1, _q8_0, signed=True)
 Q4_K = Packed(144, 8, _k_affine(4))
