@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from edgellama.engine.tokenizer import code_points
 from edgellama.engine.tokenizer.merging import Merger
 from edgellama.engine.tokenizer.splitting import split
 from edgellama.engine.tokenizer.vocabulary import SPACE, Vocabulary
@@ -21,6 +22,18 @@ LETTER_OF_BYTE = _letters()
 BYTE_OF_LETTER = {chr(letter): byte for byte, letter in LETTER_OF_BYTE.items()}
 
 
+class _Spaceless(dict[int, str]):
+    """A table for `str.translate`: a space for every kind of white space, lower case where wanted."""
+
+    def __init__(self, lower_case: bool) -> None:
+        super().__init__(dict.fromkeys(map(ord, code_points.SPACES), " "))
+        self._lower_case = lower_case
+
+    def __missing__(self, code: int) -> str:
+        self[code] = written = code_points.lower(chr(code)) if self._lower_case else chr(code)
+        return written
+
+
 class BytePairs:
     """Ids of texts without special tokens."""
 
@@ -29,6 +42,7 @@ class BytePairs:
         self._ranks = vocabulary.merges
         self._pre = vocabulary.pre
         self._escape = vocabulary.escape_spaces
+        self._without_spaces = _Spaceless(vocabulary.lower_case) if vocabulary.model == "whitespace" else None
         self._merger = Merger(self._rank, self._joins)
         self._words = WordMemory(self._word)
 
@@ -36,6 +50,9 @@ class BytePairs:
         """Ids of `text`."""
         if self._escape:
             text = text.replace(" ", SPACE)
+        if self._without_spaces is not None:
+            pieces = filter(None, text.translate(self._without_spaces).split(" "))
+            return self._words.ids(word for piece in pieces for word in split(piece, self._pre.stages))
         return self._words.ids(split(text, self._pre.stages))
 
     def _rank(self, left: str, right: str) -> int | None:

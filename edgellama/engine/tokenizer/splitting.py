@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from edgellama.engine.tokenizer import code_points
 
@@ -124,12 +124,12 @@ def halving_space(views: Views, cuts: Cuts) -> Cuts:
     return found
 
 
-def split(text: str, stages: tuple[Stage, ...]) -> list[str]:
+def split(text: str, stages: tuple[Stage, ...]) -> Iterator[str]:
     """The words of `text`; joined they are `text`."""
     if not text:
-        return []
+        return iter(())
     views = Views(text)
     cuts = [len(text)]
     for stage in stages:
         cuts = stage(views, cuts)
-    return [text[start:end] for start, end in pairwise([0, *cuts])]
+    return map(text.__getitem__, map(slice, chain((0,), cuts), cuts))

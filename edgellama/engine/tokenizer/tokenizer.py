@@ -10,6 +10,8 @@ from typing import Protocol
 
 from edgellama.engine.tokenizer import vocabulary as v
 from edgellama.engine.tokenizer.bpe import BYTE_OF_LETTER, BytePairs
+from edgellama.engine.tokenizer.plamo2 import Plamo2
+from edgellama.engine.tokenizer.rwkv import LongestBytes, unescaped
 from edgellama.engine.tokenizer.sentencepiece import SentencePieces
 from edgellama.engine.tokenizer.special import SpecialTokens
 from edgellama.engine.tokenizer.unigram import Unigrams
@@ -36,6 +38,8 @@ _MODELS: dict[str, Callable[[Vocabulary], _Model]] = {
     "spm": SentencePieces,
     "wpm": WordPieces,
     "ugm": Unigrams,
+    "rwkv": LongestBytes,
+    "plamo2": Plamo2,
     "none": _NoVocabulary,
 }
 
@@ -74,6 +78,8 @@ class GGUFTokenizer:
             return [self._bos, *ids] if self._adds_bos else ids
         if kind == "wpm":
             return [self._bos, *ids, special["seperator"]]
+        if kind in ("rwkv", "plamo2"):
+            return ids
         before = [self._bos] if self._adds_bos else []
         after = [special["eos"]] if self._vocabulary.add_eos and special["eos"] >= 0 else []
         return [*before, *ids, *after]
@@ -87,19 +93,22 @@ class GGUFTokenizer:
         return [self._piece(token) for token in range(self.size)]
 
     def _piece(self, token: int) -> bytes:
-        attribute = self._vocabulary.attributes[token]
+        attribute, kind = self._vocabulary.attributes[token], self._vocabulary.kind
         text = self._vocabulary.texts[token]
         if attribute & (v.CONTROL | v.UNKNOWN):
             return b""
-        if attribute & v.NORMAL and not attribute & v.USER_DEFINED:
-            if self._vocabulary.kind == "bpe" and not self._vocabulary.escape_spaces:
-                return _bytes_of_letters(text)
-            text = text.replace(v.SPACE, " ")
-        elif attribute & v.BYTE and not attribute & v.USER_DEFINED:
-            return bytes((int(text[3:5], 16),))
-        elif not attribute & v.USER_DEFINED:
-            return b""
-        return text.encode("utf-8", "surrogateescape")
+        if kind == "rwkv":
+            return unescaped(text)
+        if attribute & v.USER_DEFINED or (kind == "plamo2" and not attribute & v.BYTE):
+            return text.encode("utf-8", "surrogateescape")
+        if attribute & v.NORMAL:
+            return self._normal_piece(text)
+        return bytes((int(text[3:5], 16),)) if attribute & v.BYTE else b""
+
+    def _normal_piece(self, text: str) -> bytes:
+        if self._vocabulary.kind == "bpe" and not self._vocabulary.escape_spaces:
+            return _bytes_of_letters(text)
+        return text.replace(v.SPACE, " ").encode("utf-8", "surrogateescape")
 
     def text_of(self, token: int) -> str:
         """See `Tokenizer.text_of`; "" for ids outside the vocabulary."""

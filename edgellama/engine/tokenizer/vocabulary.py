@@ -27,6 +27,8 @@ _KINDS = {
     "gemma4": "bpe",
     "t5": "ugm",
     "rwkv": "rwkv",
+    "plamo2": "plamo2",
+    "whitespace": "bpe",
     "none": "none",
     "no_vocab": "none",
 }
@@ -35,6 +37,8 @@ _DEFAULT_IDS = {
     "bert": {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0, "mask": 103},
     "gpt2": {"bos": 11, "eos": 11},
     "t5": {"eos": 1, "unknown": 2, "padding": 0},
+    "plamo2": {"bos": 1, "eos": 2, "unknown": 0, "padding": 3},
+    "whitespace": {"bos": 11, "eos": 11},
 }
 _ID_NAMES = (
     *("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask"),  # spelt as GGUF does
@@ -141,7 +145,7 @@ class Vocabulary:
         begins = self.kind in ("spm", "wpm") or (bpe and self.pre.add_bos)
         self.add_bos = self._flag("add_bos_token", begins) or (bpe and self.pre.gemma)
         self.add_eos = self._flag("add_eos_token", self.kind == "ugm")
-        self.lower_case = self._flag("normalizer.lowercase", True)
+        self.lower_case = self._flag("normalizer.lowercase", self.pre.splits != "whitespace")
         self.strip_accents = self._flag("normalizer.strip_accents", self.lower_case)
 
     @property

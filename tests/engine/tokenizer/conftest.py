@@ -1,27 +1,21 @@
 # ruff: noqa: RUF001
-"""The tokenizer against llama.cpp, id for id, on every vocabulary beside its sources. Needs EDGELLAMA_PEER."""
+"""Hard texts, vocabulary files made on the spot, and llama.cpp's tokenizer to compare with."""
 
 from __future__ import annotations
 
-import argparse
-import os
 import random
-import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edgellama import gguf_io
 from edgellama.engine import tokenizer
+from edgellama.engine.base import Tokenizer
 from edgellama.engine.tokenizer import GGUFTokenizer
-
-pytestmark = [pytest.mark.llamacpp, pytest.mark.timeout(1800)]
-pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
-
-VOCABULARIES = Path(os.environ.get("EDGELLAMA_PEER", "/nonexistent"), "src/models")
-LINES = int(os.environ.get("EDGELLAMA_PEER_LINES", "2000"))
+from edgellama.gguf_io import Typed, ValueType
 
 _ALPHABETS = [
     "abcdefghijklmnopqrstuvwxyz",
@@ -100,8 +94,24 @@ def source_lines(seed: int, count: int) -> list[str]:
     return found
 
 
+def write_vocabulary(path: Path, model: str, texts: list[Any], types: list[int] | None = None, **keys: Any) -> Path:
+    """A vocabulary file; `keys` follow `tokenizer.ggml.`, with two underscores for a dot, or are whole with a dot."""
+    metadata: dict[str, object] = {
+        "general.architecture": "llama",
+        "tokenizer.ggml.model": model,
+        "tokenizer.ggml.tokens": Typed(texts, ValueType.ARRAY, ValueType.STRING),
+    }
+    if types:
+        metadata["tokenizer.ggml.token_type"] = Typed(types, ValueType.ARRAY, ValueType.INT32)
+    for name, value in keys.items():
+        key = name.replace("__", ".")
+        metadata[key if key.startswith("general.") else f"tokenizer.ggml.{key}"] = value
+    path.write_bytes(gguf_io.header_bytes(metadata, []))
+    return path
+
+
 def open_oracle(path: Path, *, whole_rule: bool = False) -> Any:
-    """llama.cpp's own tokenizer of a vocabulary file."""
+    """llama.cpp's own tokenizer of a file, read without weights. Its memory lives until `free_oracle`."""
     from edgellama.engine.llamacpp.bindings import bindings
     from edgellama.engine.llamacpp.tokenizer import LlamaTokenizer
 
@@ -110,10 +120,12 @@ def open_oracle(path: Path, *, whole_rule: bool = False) -> Any:
     params.vocab_only = True
     model = library.llama_model_load_from_file(str(path).encode(), params)
     assert model, f"llama.cpp does not load {path}"
-    return LlamaTokenizer(library, model, whole_rule=whole_rule)
+    oracle = LlamaTokenizer(library, model, whole_rule=whole_rule)
+    oracle.__dict__["free"] = lambda: library.llama_model_free(model)
+    return oracle
 
 
-def differing(ours: GGUFTokenizer, oracle: Any, texts: list[str]) -> list[tuple[str, bool]]:
+def differing(ours: Tokenizer, oracle: Tokenizer, texts: list[str]) -> list[tuple[str, bool]]:
     """(text, special) where the ids are not the same."""
     return [
         (text, special)
@@ -123,7 +135,7 @@ def differing(ours: GGUFTokenizer, oracle: Any, texts: list[str]) -> list[tuple[
     ]
 
 
-def describe(ours: GGUFTokenizer, oracle: Any, text: str, special: bool) -> str:
+def describe(ours: Tokenizer, oracle: Tokenizer, text: str, special: bool) -> str:
     mine, theirs = ours.tokenize(text, special=special), oracle.tokenize(text, special=special)
     at = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs)))
     names = [[ours.text_of(t) for t in ids[max(0, at - 2) : at + 4]] for ids in (mine, theirs)]
@@ -131,7 +143,7 @@ def describe(ours: GGUFTokenizer, oracle: Any, text: str, special: bool) -> str:
     return f"{text!r} special={special}: from {at} {numbers}"
 
 
-def check_properties(ours: GGUFTokenizer, oracle: Any) -> None:
+def check_properties(ours: Tokenizer, oracle: Tokenizer) -> None:
     """Everything about single tokens is the same."""
     assert (ours.size, ours.bos, ours.eos, ours.adds_bos) == (oracle.size, oracle.bos, oracle.eos, oracle.adds_bos)
     everything = range(-1, ours.size + 1)
@@ -141,61 +153,45 @@ def check_properties(ours: GGUFTokenizer, oracle: Any) -> None:
     assert ours.control_texts() == oracle.control_texts()
 
 
-def _paths() -> list[Path]:
-    return sorted(VOCABULARIES.glob("ggml-vocab-*.gguf"))
+Compare = Callable[..., GGUFTokenizer]
 
 
-@pytest.mark.parametrize("path", _paths(), ids=lambda path: path.stem)
-def test_ids_equal_those_of_llama_cpp(path: Path) -> None:
-    ours, oracle = tokenizer.load(path), open_oracle(path)
-    check_properties(ours, oracle)
-    specials = ours.control_texts()
-    texts = [*hard_lines(1, LINES // 2, specials), *source_lines(2, LINES // 2)]
-    found = differing(ours, oracle, texts)
-    assert not found, describe(ours, oracle, *found[0])
+@pytest.fixture
+def compare() -> Compare:
+    """`compare(path, texts, whole_rule=False)` loads both tokenizers, finds them equal in all, and returns ours."""
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
-
-@pytest.mark.parametrize("path", _paths(), ids=lambda path: path.stem)
-def test_published_vectors(path: Path) -> None:
-    inputs, outputs = path.with_suffix(".gguf.inp"), path.with_suffix(".gguf.out")
-    if not inputs.exists():
-        pytest.skip("llama.cpp has no vectors for this vocabulary")
-    texts = inputs.read_bytes().decode().split("\n__ggml_vocab_test__\n")
-    expected = [list(map(int, line.split())) for line in outputs.read_text().splitlines()]
-    ours = tokenizer.load(path)
-    for text, ids in zip(texts, expected, strict=False):
-        assert ours.tokenize(text) == ids, text
-
-
-def test_there_is_a_peer() -> None:
-    if not _paths():
-        pytest.skip("EDGELLAMA_PEER is not set: no vocabularies of llama.cpp to compare with")
-
-
-def _main() -> None:
-    """`python test_tokenizer_peer.py VOCABULARY... --lines N --text FILE...`: the same comparison, with figures."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("paths", nargs="+", type=Path)
-    parser.add_argument("--lines", type=int, default=10000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--text", nargs="*", type=Path, default=[])
-    options = parser.parse_args()
-    for path in options.paths:
-        ours, oracle = tokenizer.load(path), open_oracle(path)
+    def check(path: Path, texts: Iterable[str] | None = None, *, whole_rule: bool = False) -> GGUFTokenizer:
+        ours, oracle = tokenizer.load(path, whole_rule=whole_rule), open_oracle(path, whole_rule=whole_rule)
         try:
             check_properties(ours, oracle)
-        except AssertionError as error:
-            sys.stdout.write(f"  {str(error)[:300]}\n")
-        texts = [*hard_lines(options.seed, options.lines, ours.control_texts()), *source_lines(options.seed, 3000)]
-        for file in options.text:
-            lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-            texts += random.Random(options.seed).sample(lines, min(1000, len(lines)))
-        found = differing(ours, oracle, texts)
-        sys.stdout.write(f"{path.name}: {len(texts):,} texts twice, {len(found):,} differ\n")
-        for text, special in found[:5]:
-            sys.stdout.write(f"  {describe(ours, oracle, text, special)}\n")
-        sys.stdout.flush()
+            wanted = list(texts) if texts is not None else list(hard_lines(1, 200, ours.control_texts()))
+            found = differing(ours, oracle, wanted)
+            assert not found, describe(ours, oracle, *found[0])
+            framed = [
+                text for text in wanted if ours.tokenize(text, add_bos=True) != oracle.tokenize(text, add_bos=True)
+            ]
+            assert framed == []
+        finally:
+            oracle.free()
+        return ours
+
+    return check
 
 
-if __name__ == "__main__":
-    _main()
+@pytest.fixture(name="hard_lines")
+def _hard_lines() -> Any:
+    """`hard_lines(seed, count, special_texts)` yields texts that find differences."""
+    return hard_lines
+
+
+@pytest.fixture(name="source_lines")
+def _source_lines() -> Any:
+    """`source_lines(seed, count)` gives blocks of lines of Python's own library."""
+    return source_lines
+
+
+@pytest.fixture(name="write_vocabulary")
+def _write_vocabulary() -> Any:
+    """`write_vocabulary(path, model, texts, types=None, **keys)` writes a vocabulary file."""
+    return write_vocabulary
