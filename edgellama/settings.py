@@ -116,7 +116,7 @@ class Settings:
     """Mirror of huggingface.co for `hf:` sources (HF_ENDPOINT is honoured too); it never gets HF_TOKEN."""
     language: str | None = _setting(None, _text)
     """Language you chat in (such as en or zh); `recommend` prefers models that know it."""
-    engine: Literal["auto", "llamacpp"] = _setting("auto", _one_of("auto", "llamacpp"))
+    engine: Literal["auto", "llamacpp", "jit"] = _setting("auto", _one_of("auto", "llamacpp", "jit"))
     """Engine that computes."""
     context: int = _setting(0, _integer(0))
     """Tokens per sequence; 0 lets the plan choose."""

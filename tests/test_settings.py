@@ -49,7 +49,7 @@ def test_precedence_and_sources(tmp_path: Path) -> None:
         ("threads = 1.5", "allowed is a whole number"),
         ("threads = 99999999999999", "allowed is a whole number"),
         ("offline = 3", "allowed is true or false"),
-        ("engine = 'jit'", "allowed is one of auto, llamacpp"),
+        ("engine = 'cuda'", "allowed is one of auto, llamacpp, jit"),
         ("[threads]\nx = 1", "allowed is a whole number"),
         ("hf_endpoint = 'ftp://x'", "an address such as"),
         ("profile = 'cool'", "later version"),

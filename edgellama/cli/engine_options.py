@@ -77,15 +77,15 @@ def engine_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refuse_other_engines(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    if value is None or value in {"auto", "llamacpp"}:
+    if value is None or value in {"auto", "llamacpp", "jit"}:
         return value
-    if value == "jit" or re.match(r"https?://", value):
-        raise UnsupportedError(f"--engine {value} comes in a later version of edgellama", "use auto or llamacpp")
-    raise UsageError(f"--engine is {value!r}, allowed is auto or llamacpp")
+    if re.match(r"https?://", value):
+        raise UnsupportedError(f"--engine {value} comes in a later version of edgellama", "use auto, llamacpp or jit")
+    raise UsageError(f"--engine is {value!r}, allowed is auto, llamacpp or jit")
 
 
 _ENGINE_OPTIONS: tuple[Callable[[Any], Any], ...] = (
-    click.option("--engine", metavar="NAME", callback=_refuse_other_engines, help="auto or llamacpp."),
+    click.option("--engine", metavar="NAME", callback=_refuse_other_engines, help="auto, llamacpp or jit."),
     click.option("--ctx", "-c", type=int, metavar="TOKENS", help="Context of a sequence; 0 lets the plan choose."),
     click.option("--parallel", type=int, metavar="N", help="Sequences at the same time."),
     click.option("--threads", "-t", type=int, metavar="N", help="Processor threads; 0 lets the engine choose."),

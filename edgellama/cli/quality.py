@@ -41,8 +41,13 @@ def decide(
     if text is None:
         out.notice("no --text is given: the types are chosen without measuring what they do to the model")
     with (
-        contextlib.nullcontext(None) if text is None else measuring(source, text, chunks, options.threads, folder, out)
-    ) as kld, out.progress("choosing types") as bar:
+        (
+            contextlib.nullcontext(None)
+            if text is None
+            else measuring(source, text, chunks, options.threads, folder, out)
+        ) as kld,
+        out.progress("choosing types") as bar,
+    ):
         optimizer = Optimizer(
             source,
             options,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +17,7 @@ from edgellama.errors import EdgellamaError, NumericError, UnsupportedError
 
 if TYPE_CHECKING:
     from edgellama.runtime.base import ModelStatus, Runtime
-    from edgellama.runtime.model import ModelSpec
+    from edgellama.runtime.model import EngineName, ModelSpec
     from edgellama.settings import Settings
     from edgellama.store import StoredModel
 
@@ -35,6 +37,15 @@ def find_model(model: str | None, settings: Settings, out: Output) -> StoredMode
         return Store().resolve(name, offline=settings.offline, progress=progress, accept_licence=ask_licence(out))
 
 
+def choose_engine(settings: Settings) -> tuple[EngineName, tuple[str, ...]]:
+    """The engine asked for and what to say of it; `auto` is llama.cpp, the JIT engine where that is not installed."""
+    if settings.engine != "auto":
+        return settings.engine, ()
+    if importlib.util.find_spec("llama_cpp") is not None:
+        return "llamacpp", ()
+    return "jit", ("llama.cpp is not installed: the JIT engine is used (pip install 'edgellama[llamacpp]')",)
+
+
 def make_spec(stored: StoredModel, settings: Settings, engine: EngineChoice) -> ModelSpec:
     """Everything a host needs to know of a model."""
     import msgspec
@@ -42,14 +53,16 @@ def make_spec(stored: StoredModel, settings: Settings, engine: EngineChoice) -> 
     from edgellama.runtime.model import ModelSpec
     from edgellama.sampling.options import SamplingOptions
 
-    return ModelSpec.from_file(
+    chosen, words = choose_engine(settings)
+    spec = ModelSpec.from_file(
         stored.path,
         name=stored.name,
         options=to_engine_options(settings, engine),
-        engine="fake" if stored.path.name.endswith(FAKE_SUFFIX) else "llamacpp",
+        engine="fake" if stored.path.name.endswith(FAKE_SUFFIX) else chosen,
         catalogue_sampling=msgspec.convert(stored.entry.sampling if stored.entry else {}, SamplingOptions),
         settings_sampling=settings_sampling(settings),
     )
+    return dataclasses.replace(spec, notices=(*spec.notices, *words)) if words else spec
 
 
 async def make_runtime(

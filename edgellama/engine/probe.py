@@ -44,6 +44,8 @@ Verdict = Literal["agreed", "finite-only", "disagreed", "non-finite"]
 
 # ---- rungs
 
+JIT_RUNG = "JIT engine"
+
 
 @dataclass(frozen=True, slots=True)
 class Rung:
@@ -51,17 +53,24 @@ class Rung:
 
     name: str
     options: EngineOptions
+    engine: str
+    """`llamacpp`, `jit` or `fake`."""
 
 
-def ladder(asked: EngineOptions, layers: int) -> tuple[Rung, ...]:
-    """The rungs for a model of `layers` layers, fastest first; rungs that would change nothing are left out."""
+def ladder(asked: EngineOptions, layers: int, engine: str = "llamacpp") -> tuple[Rung, ...]:
+    """The rungs for a model of `layers` layers, fastest first; rungs that would change nothing are left out.
+
+    Below llama.cpp's plainest settings stands the engine that needs no native library.
+    """
     options = asked
-    rungs = [Rung("as asked", asked)]
+    rungs = [Rung("as asked", asked, engine)]
     for name, change in _STEPS:
         changed = msgspec.structs.replace(options, **change(options, layers))
         if changed != options:
             options = changed
-            rungs.append(Rung(name, options))
+            rungs.append(Rung(name, options, engine))
+    if engine == "llamacpp" and not options.loras:
+        rungs.append(Rung(JIT_RUNG, msgspec.structs.replace(options, gpu_layers=0, use_mlock=False), "jit"))
     return tuple(rungs)
 
 

@@ -168,7 +168,7 @@ class Host:
         model = ModelStatus(
             name=keeper.spec.name,
             path=keeper.spec.path,
-            engine=keeper.spec.engine,
+            engine=worker.loaded.info.engine if worker and worker.loaded else keeper.spec.engine,
             worker_pid=worker.pid if worker else None,
             bytes=worker.resident_bytes if worker else 0,
             requests=len(self._waiting) + (self._running is not None),

@@ -69,7 +69,7 @@ class Ladder:
         self._spec = spec
         self._verdicts = verdicts
         self._start = start
-        self.rungs = probe.ladder(options, len(spec.shape.layers))
+        self.rungs = probe.ladder(options, len(spec.shape.layers), spec.engine)
         # The context length follows the free memory of the moment, and changes no numbers.
         asked = msgspec.structs.replace(spec.options, context_tokens=0)
         self._record = verdicts.find(spec.path, spec.identity, spec.engine, asked)
@@ -208,7 +208,7 @@ class Ladder:
 
     async def _load_guarded(self, worker: Worker) -> Loaded:
         try:
-            return await self._load(worker, self.options)
+            return await self._load(worker, self.options, self.rungs[self.rung].engine)
         except WorkerDiedError as error:
             raise self._crash(error.death) from error
         except (InvalidFileError, NotFoundError, UsageError):
@@ -266,13 +266,13 @@ class Ladder:
         outcome: Outcome = "agreed" if comparison.verdict == "agreed" else "finite-only"
         self._record = self._verdicts.add(self._record, rung, outcome, comparison.words)
 
-    async def _load(self, worker: Worker, options: EngineOptions) -> Loaded:
+    async def _load(self, worker: Worker, options: EngineOptions, engine: str) -> Loaded:
         worker.on_load_progress = self.on_load_progress
         await worker.ready()
         message = Load(
             path=self._spec.path,
             options=options,
-            engine=self._spec.engine,
+            engine=engine,  # type: ignore[arg-type]
             confine=self._start.confine,
             writable=self._start.writable,
         )
@@ -329,7 +329,7 @@ class Ladder:
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 worker = await self._start.spawn()
-                loaded = await self._load(worker, options)
+                loaded = await self._load(worker, options, self._spec.engine)
                 if tokens is not None:
                     return loaded, await worker.probe(Probe(tokens=tokens))
                 return loaded, await self._probe_within(worker, deadline)

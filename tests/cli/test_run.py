@@ -167,7 +167,7 @@ def test_wrong_usage(words: list[str], stdin: str | bytes, message: str, scripte
         ["--idle-unload", "5"],
         ["--draft", "lookup"],
         ["--control-vector", "f"],
-        ["--engine", "jit"],
+        ["--engine", "http://localhost:1"],
         ["--engine", "http://127.0.0.1:8080"],
         ["--context-policy", "shift"],
         ["--context-policy", "summarize"],

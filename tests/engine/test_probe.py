@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edgellama.engine import probe
-from edgellama.engine.base import EngineOptions, KVType
+from edgellama.engine.base import EngineOptions, KVType, LoraAdapter
 from edgellama.engine.probe import FileMark, Reference, Tolerance, compare, ladder, plainest, reference_of
 from edgellama.errors import InvalidFileError
 
@@ -54,17 +54,30 @@ def test_the_ladder_on_a_machine_with_a_device_has_every_rung_in_order() -> None
         "f16 KV cache",
         "fewer GPU layers",
         "CPU only",
+        "JIT engine",
     ]
 
 
 def test_rungs_that_change_nothing_are_left_out() -> None:
     options = EngineOptions(gpu_layers=0, repack_weights=False, flash_attention="off", kv_type_key="f32")
-    assert names(options) == ["as asked"]
+    assert names(options) == ["as asked", "JIT engine"]
+
+
+def test_the_jit_engine_stands_below_llamacpp_alone() -> None:
+    """Not below itself or the fake, and not where an adapter is asked for, which it would leave out."""
+    options = EngineOptions(gpu_layers=4, use_mlock=True)
+    *_, last = ladder(options, 8)
+    assert (last.engine, last.options.gpu_layers, last.options.use_mlock) == ("jit", 0, False)
+    assert {rung.engine for rung in ladder(options, 8)[:-1]} == {"llamacpp"}
+    for others in (ladder(options, 8, "jit"), ladder(options, 8, "fake")):
+        assert len({rung.engine for rung in others}) == 1
+    adapted = EngineOptions(loras=(LoraAdapter("a.gguf"),))
+    assert {rung.engine for rung in ladder(adapted, 8)} == {"llamacpp"}
 
 
 def test_each_rung_keeps_what_the_ones_above_changed() -> None:
     asked = EngineOptions(kv_type_key="q4_0", kv_type_value="q4_0", threads=3)
-    *_, last = ladder(asked, 32)
+    last = ladder(asked, 32)[-2]
     assert last.options == msgspec.structs.replace(
         asked, repack_weights=False, flash_attention="off", kv_type_key="f16", kv_type_value="f16", gpu_layers=0
     )
