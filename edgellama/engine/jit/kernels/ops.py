@@ -15,12 +15,18 @@ from edgellama.engine.jit.kernels.compiled import helper
 from edgellama.engine.jit.kernels.gemm import LEAST_COLUMNS
 from edgellama.engine.jit.kernels.memory import atomic_add, call9, doubles, floats, ints, longs
 from edgellama.engine.jit.kernels.vectors import (
+    add_four_bf16,
+    add_four_f16,
+    add_four_f32,
     add_scaled_bf16,
     add_scaled_f16,
     add_scaled_f32,
     dot_bf16,
     dot_f16,
     dot_f32,
+    dot_four_bf16,
+    dot_four_f16,
+    dot_four_f32,
     exp_block,
     gelu_gate,
     half_bits,
@@ -49,9 +55,15 @@ def norm(op: int, step: int, thread: int, threads: int) -> None:
         for head in range(heads):
             x = floats(a[at.A0] + row * a[at.A1] + 4 * n * head)
             y = floats(a[at.A6] + row * a[at.A7] + 4 * n * head)
-            total = 0.0
-            for i in range(n):
+            total, second, third, fourth = 0.0, 0.0, 0.0, 0.0  # four chains, so that sums need not wait for each other
+            for i in range(0, n // 4 * 4, 4):
                 total += np.float64(x[i]) * np.float64(x[i])
+                second += np.float64(x[i + 1]) * np.float64(x[i + 1])
+                third += np.float64(x[i + 2]) * np.float64(x[i + 2])
+                fourth += np.float64(x[i + 3]) * np.float64(x[i + 3])
+            for i in range(n // 4 * 4, n):
+                total += np.float64(x[i]) * np.float64(x[i])
+            total += second + third + fourth
             scale = np.float32(1.0 / math.sqrt(total / n + epsilon))
             for i in range(n):
                 y[i] = x[i] * scale * weight[i]
@@ -223,6 +235,40 @@ def _gather(value: int, weight: float, n: int, kind: int, out: int) -> None:
                 target[32 * block + i] += scale * np.float32(at.signed(value + 34 * block + 2)[i])
 
 
+@helper
+def _score_all(q: int, keys: int, size: int, chosen: int, count: int, n: int, kind: int, out: int) -> None:
+    """Products of q with the keys in the chosen cells."""
+    cells, fours = ints(chosen), 0 if kind == at.Q8_0 else count // 4 * 4
+    for j in range(0, fours, 4):
+        w, x = keys + cells[j] * size, keys + cells[j + 1] * size
+        y, z = keys + cells[j + 2] * size, keys + cells[j + 3] * size
+        if kind == at.F16:
+            dot_four_f16(w, x, y, z, q, n, out + 4 * j)
+        elif kind == at.F32:
+            dot_four_f32(w, x, y, z, q, n, out + 4 * j)
+        else:
+            dot_four_bf16(w, x, y, z, q, n, out + 4 * j)
+    for j in range(fours, count):
+        _score(q, keys + cells[j] * size, n, kind, out + 4 * j)
+
+
+@helper
+def _gather_all(values: int, size: int, chosen: int, count: int, n: int, kind: int, weights: int, out: int) -> None:
+    """Add the values in the chosen cells, times their weights."""
+    cells, fours = ints(chosen), 0 if kind == at.Q8_0 else count // 4 * 4
+    for j in range(0, fours, 4):
+        w, x = values + cells[j] * size, values + cells[j + 1] * size
+        y, z = values + cells[j + 2] * size, values + cells[j + 3] * size
+        if kind == at.F16:
+            add_four_f16(w, x, y, z, weights + 4 * j, n, out)
+        elif kind == at.F32:
+            add_four_f32(w, x, y, z, weights + 4 * j, n, out)
+        else:
+            add_four_bf16(w, x, y, z, weights + 4 * j, n, out)
+    for j in range(fours, count):
+        _gather(values + cells[j] * size, floats(weights)[j], n, kind, out)
+
+
 def attention(op: int, step: int, thread: int, threads: int) -> None:
     """Softmax over all positions that a token sees, by blocks, for each token and head."""
     a, s = longs(op), longs(step)
@@ -249,11 +295,11 @@ def attention(op: int, step: int, thread: int, threads: int) -> None:
             for j in range(start, min(start + _BLOCK, position + 1)):
                 if table[j] >= 0:
                     chosen[count] = table[j]
-                    key = a[at.A11] + (base + table[j]) * a[at.A13]
-                    _score(q, key, n, a[at.A15], scores + 4 * count)
                     count += 1
             if count == 0:
                 continue
+            keys, values = a[at.A11] + base * a[at.A13], a[at.A12] + base * a[at.A14]
+            _score_all(q, keys, a[at.A13], scores + 4 * _BLOCK, count, n, a[at.A15], scores)
             w = floats(scores)
             if cap > 0:
                 for j in range(count):
@@ -273,8 +319,7 @@ def attention(op: int, step: int, thread: int, threads: int) -> None:
             for j in range(count, (count + 7) // 8 * 8):
                 w[j] = np.float32(-np.inf)
             total += exp_block(scores, (count + 7) // 8, highest)
-            for j in range(count):
-                _gather(a[at.A12] + (base + chosen[j]) * a[at.A14], w[j], n, a[at.A16], out)
+            _gather_all(values, a[at.A14], scores + 4 * _BLOCK, count, n, a[at.A16], scores, out)
         inverse = np.float32(1) / total
         for i in range(n):
             result[i] *= inverse

@@ -43,6 +43,64 @@ def _add_scaled(kind: str) -> Any:
 add_scaled_f32, add_scaled_f16, add_scaled_bf16 = _add_scaled("f32"), _add_scaled("f16"), _add_scaled("bf16")
 
 
+def _dot_four(kind: str) -> Any:
+    """An intrinsic (a, b, c, d, x, n, out): four rows' products with float32 x, n a multiple of 8."""
+
+    @intrinsic
+    def dot_four(typingctx: Any, a: Any, b: Any, c: Any, d: Any, x: Any, n: Any, out: Any) -> Any:
+        def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            e = Emit(b)
+            *rows, x, n, out = args
+            slots = [cgutils.alloca_once_value(b, ir.Constant(vector(F32, 8), [0.0] * 8)) for _ in rows]
+            with cgutils.for_range(b, b.lshr(n, e.i64(3)), intp=I64) as loop:
+                index = b.shl(loop.index, e.i64(3))
+                values = e.load(x, b.shl(index, e.i64(2)), vector(F32, 8))
+                for row, slot in zip(rows, slots, strict=True):
+                    b.store(e.muladd(load_floats(e, kind, row, index, 8), values, b.load(slot)), slot)
+            pairs = [b.load(slot) for slot in slots]
+            low, high = (_halves(e, pairs[i], pairs[i + 1]) for i in (0, 2))
+            e.store(_halves(e, _halves(e, low, high), None), out)
+            return context.get_dummy_value()
+
+        return types.void(*[_LONG] * 7), codegen
+
+    return dot_four
+
+
+def _halves(e: Emit, first: Any, second: Any) -> Any:
+    """Sums of neighbouring lanes of both vectors; of the one vector [a, a', c, c', b, b', d, d'] the four in order."""
+    if second is None:
+        return e.b.fadd(e.shuffle(first, [0, 2, 4, 6]), e.shuffle(first, [1, 3, 5, 7]))
+    return e.b.fadd(e.shuffle(first, range(0, 16, 2), second), e.shuffle(first, range(1, 16, 2), second))
+
+
+def _add_four(kind: str) -> Any:
+    """An intrinsic (a, b, c, d, weights, n, out): out += the four rows times their float32 weights."""
+
+    @intrinsic
+    def add_four(typingctx: Any, a: Any, b: Any, c: Any, d: Any, weights: Any, n: Any, out: Any) -> Any:
+        def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            e = Emit(b)
+            *rows, weights, n, out = args
+            factors = [e.splat(e.load(weights, 4 * i, F32), 8) for i in range(4)]
+            with cgutils.for_range(b, b.lshr(n, e.i64(3)), intp=I64) as loop:
+                index = b.shl(loop.index, e.i64(3))
+                place = b.add(out, b.shl(index, e.i64(2)))
+                total = e.load(place, 0, vector(F32, 8))
+                for row, factor in zip(rows, factors, strict=True):
+                    total = e.muladd(load_floats(e, kind, row, index, 8), factor, total)
+                e.store(total, place)
+            return context.get_dummy_value()
+
+        return types.void(*[_LONG] * 7), codegen
+
+    return add_four
+
+
+dot_four_f32, dot_four_f16, dot_four_bf16 = _dot_four("f32"), _dot_four("f16"), _dot_four("bf16")
+add_four_f32, add_four_f16, add_four_bf16 = _add_four("f32"), _add_four("f16"), _add_four("bf16")
+
+
 @intrinsic
 def exp_block(typingctx: Any, address: Any, eights: Any, highest: Any) -> Any:
     """x = exp(x - highest) for 8 * eights float32 at an address; returns their sum."""
@@ -145,12 +203,18 @@ half_bits = _half_by_host if host() & {"f16c", "avx512f", "aarch64", "arm64"} el
 """binary16 bits of a float32, as int16."""
 
 __all__ = [
+    "add_four_bf16",
+    "add_four_f16",
+    "add_four_f32",
     "add_scaled_bf16",
     "add_scaled_f16",
     "add_scaled_f32",
     "dot_bf16",
     "dot_f16",
     "dot_f32",
+    "dot_four_bf16",
+    "dot_four_f16",
+    "dot_four_f32",
     "exp_block",
     "gelu_gate",
     "half_bits",
