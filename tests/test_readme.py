@@ -73,8 +73,7 @@ def check_script(path: str, words: list[str]) -> None:
     assert (ROOT / path).is_file()
     found = options.parse(words)
     if path.endswith("chat"):
-        default = catalogue.default().name
-        parse(chat.command(found.rest, stdin_is_terminal=True, default_model=default))
+        parse(chat.command(found.rest, stdin_is_terminal=True))
     if path.endswith("device_check"):
         from devicecheck.main import _parser
 
