@@ -71,7 +71,7 @@ def forward(ops: Ops[Value], model: Model) -> Value:
         a = _attention(ops, x, model, layer)
         if layer is model.layers[-1]:
             a, x = ops.wanted(a), ops.wanted(x)
-        a = ops.linear(a, layer["attn_output.weight"], layer.get("attn_output.bias"))
+        a = _linear(ops, model, a, layer["attn_output.weight"], layer.get("attn_output.bias"))
         a = _normed(ops, a, model, layer, family.attention_post_norm)
         residual = family.residual_scale(header)
         x = ops.add(x, _scaled(ops, a, residual))
@@ -90,6 +90,14 @@ def head(ops: Ops[Value], model: Model, hidden: Value) -> Value:
     return ops.softcap(logits, cap) if cap else logits
 
 
+def _linear(ops: Ops[Value], model: Model, x: Value, weight: Weight, bias: Weight | None = None) -> Value:
+    """x times a matrix, with its adapters."""
+    y = ops.linear(x, weight, bias)
+    for down, up in model.adapters.get(weight.name, ()):
+        y = ops.add(y, ops.linear(ops.linear(x, down), up))
+    return y
+
+
 def _scaled(ops: Ops[Value], x: Value, factor: float) -> Value:
     return x if factor == 1.0 else ops.scale(x, factor)
 
@@ -104,11 +112,11 @@ def _attention(ops: Ops[Value], x: Value, model: Model, layer: Layer) -> Value:
     q_width, kv_width = layer.heads * model.key_length, layer.heads_kv * model.key_length
     fused = layer.get("attn_qkv.weight")
     if fused is not None:
-        qkv = ops.linear(h, fused, layer.get("attn_qkv.bias"))
+        qkv = _linear(ops, model, h, fused, layer.get("attn_qkv.bias"))
         q = ops.part(qkv, 0, q_width)
         k, v = ops.part(qkv, q_width, kv_width), ops.part(qkv, q_width + kv_width, kv_width)
     else:
-        q, k, v = (ops.linear(h, layer[f"attn_{n}.weight"], layer.get(f"attn_{n}.bias")) for n in "qkv")
+        q, k, v = (_linear(ops, model, h, layer[f"attn_{n}.weight"], layer.get(f"attn_{n}.bias")) for n in "qkv")
     if family.head_norms:
         q = _head_norm(ops, q, model, layer["attn_q_norm.weight"], q_width)
         k = _head_norm(ops, k, model, layer["attn_k_norm.weight"], kv_width)
@@ -126,23 +134,23 @@ def _head_norm(ops: Ops[Value], x: Value, model: Model, weight: Weight, width: i
 def _feed_forward(ops: Ops[Value], h: Value, model: Model, layer: Layer) -> Value:
     activation = model.family.activation
     if layer.get("ffn_gate_inp.weight") is None:
-        return _gated(ops, h, layer, "", activation)
+        return _gated(ops, model, h, layer, "", activation)
     out = ops.experts(h, layer, model.experts_used, model.family.normalized_experts, activation)
     if layer.get("ffn_up_shexp.weight") is not None:
-        shared = _gated(ops, h, layer, "_shexp", activation)
+        shared = _gated(ops, model, h, layer, "_shexp", activation)
         switch = layer.get("ffn_gate_inp_shexp.weight")
         if switch is not None:
-            shared = ops.sigmoid_scale(shared, ops.linear(h, switch))
+            shared = ops.sigmoid_scale(shared, _linear(ops, model, h, switch))
         out = ops.add(out, shared)
     return out
 
 
-def _gated(ops: Ops[Value], h: Value, layer: Layer, suffix: str, activation: str) -> Value:
-    up = ops.linear(h, layer[f"ffn_up{suffix}.weight"], layer.get(f"ffn_up{suffix}.bias"))
+def _gated(ops: Ops[Value], model: Model, h: Value, layer: Layer, suffix: str, activation: str) -> Value:
+    up = _linear(ops, model, h, layer[f"ffn_up{suffix}.weight"], layer.get(f"ffn_up{suffix}.bias"))
     if layer.get(f"ffn_gate{suffix}.weight") is None:  # gate and up in one matrix, gate first
         width = layer[f"ffn_up{suffix}.weight"].rows // 2
         gate, up = ops.part(up, 0, width), ops.part(up, width, width)
     else:
-        gate = ops.linear(h, layer[f"ffn_gate{suffix}.weight"], layer.get(f"ffn_gate{suffix}.bias"))
+        gate = _linear(ops, model, h, layer[f"ffn_gate{suffix}.weight"], layer.get(f"ffn_gate{suffix}.bias"))
     down = ops.gate(gate, up, activation)
-    return ops.linear(down, layer[f"ffn_down{suffix}.weight"], layer.get(f"ffn_down{suffix}.bias"))
+    return _linear(ops, model, down, layer[f"ffn_down{suffix}.weight"], layer.get(f"ffn_down{suffix}.bias"))

@@ -79,6 +79,7 @@ class JitEngine:
             model.identity,
             options.kv_type_key,
             options.kv_type_value,
+            *(f"{adapter.path}*{adapter.scale}" for adapter in options.loras),
             *(f"{rope.rule} {rope.frequencies.tobytes().hex()} {rope.attention_factor}" for rope in model.ropes),
         )
 
@@ -109,7 +110,9 @@ class JitEngine:
     def capabilities(self) -> Capabilities:
         """What this model can do under these options."""
         return Capabilities(
-            copy_range=self._options.unified_kv, embeddings=self._options.embeddings and self._pooling != "none"
+            copy_range=self._options.unified_kv,
+            embeddings=self._options.embeddings and self._pooling != "none",
+            lora=True,
         )
 
     @property

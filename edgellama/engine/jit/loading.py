@@ -62,7 +62,7 @@ def load_engine(
         if on_progress is not None:
             on_progress(fraction)
 
-    model = load_model(path, options.context_tokens, mapped=options.use_mmap, on_progress=progress)
+    model = load_model(path, options.context_tokens, mapped=options.use_mmap, loras=options.loras, on_progress=progress)
 
     def compute(model: Model, cells: Cells, storage: Storage, control: Control, options: EngineOptions) -> Compute:
         if exact:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from edgellama.engine.base import LoraAdapter
 from edgellama.engine.jit.families import family
 from edgellama.engine.jit.families.base import Family
+from edgellama.engine.jit.lora import Pair, load_adapters
 from edgellama.engine.jit.weights import Weight, load_weights
 from edgellama.errors import UnsupportedError
 from edgellama.gguf_io import Header, read, require_model
@@ -53,6 +55,8 @@ class Model:
     value_length: int
     epsilon: float
     experts_used: int
+    adapters: dict[str, tuple[Pair, ...]] = field(repr=False)
+    """LoRA pairs by the name of the matrix they change."""
     identity: bytes
     """Hash over header and a sample of the weights; part of saved states."""
 
@@ -71,11 +75,16 @@ class Model:
 
 
 def load_model(
-    path: str, context_tokens: int, *, mapped: bool = True, on_progress: Callable[[float], None] | None = None
+    path: str,
+    context_tokens: int,
+    *,
+    mapped: bool = True,
+    loras: tuple[LoraAdapter, ...] = (),
+    on_progress: Callable[[float], None] | None = None,
 ) -> Model:
     """Validate, map and arrange a GGUF file for contexts of `context_tokens` per sequence, 0 for the trained one.
 
-    Raises what `gguf_io.read` raises, and `UnsupportedError` for models this engine does not compute.
+    Raises what `gguf_io.read` and `load_adapters` raise, and `UnsupportedError` for what this engine does not compute.
     """
     header = read(path)
     require_model(header)
@@ -104,6 +113,7 @@ def load_model(
         value_length=header.value_length,
         epsilon=header.real("attention.layer_norm_rms_epsilon"),
         experts_used=header.number("expert_used_count"),
+        adapters=load_adapters(loras, header, tensors),
         identity=_identity(header, tensors),
     )
 

@@ -31,8 +31,6 @@ def check(options: EngineOptions) -> None:
             raise UsageError(f"{name} is {value}, allowed is {low} to {high}")
     if options.gpu_layers > 0:
         raise UnsupportedError("the JIT engine computes on the CPU", "use gpu_layers 0, or the engine llamacpp")
-    if options.loras:
-        raise UnsupportedError("the JIT engine has no LoRA adapters", "use the engine llamacpp")
     if options.use_mlock:
         raise UnsupportedError("the JIT engine cannot lock weights in memory", "use the engine llamacpp")
 
