@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -29,6 +30,8 @@ class Codec:
     takes_weights: bool = False
     by_row: bool = False
     """The kernel sees whole rows (x float32[rows, k]) since its definition uses a statistic of the row."""
+    compiled: tuple[Any, ...] = ()
+    """The kernel's parts for Numba, where it is not one function of it."""
     native: bool = False
     """The kernel is llama.cpp's own."""
 

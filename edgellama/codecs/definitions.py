@@ -14,6 +14,7 @@ from edgellama.codecs.compiling import kernel
 from edgellama.codecs.rounding import nearest_int
 
 F = np.float32
+ZERO, ONE = F(0), F(1)
 TINY_RANGE, HUGE_RANGE = F(2.0**-100), F(2.0**120)
 
 
@@ -23,145 +24,145 @@ def affine(x: Any, w: Any, levels: Any, lane: Any, top: Any, rmin: Any, rdelta: 
     n = x.shape[0]
     low, high = x[0, lane], x[0, lane]
     sum_w = w[0, lane]
-    sum_x = F(sum_w * x[0, lane])
+    sum_x = sum_w * x[0, lane]
     for i in range(1, n):
         value = x[i, lane]
         if value < low:
             low = value
         if value > high:
             high = value
-        sum_w = F(sum_w + w[i, lane])
-        sum_x = F(sum_x + F(w[i, lane] * value))
-    if low > F(0):
-        low = F(0)
+        sum_w = sum_w + w[i, lane]
+        sum_x = sum_x + w[i, lane] * value
+    if low > ZERO:
+        low = ZERO
     if high == low:
         for i in range(n):
-            levels[i, lane] = F(0)
-        return F(0), F(-low)
-    iscale = F(F(top) / F(high - low))
-    scale = F(F(1) / iscale)
-    best = F(0)
+            levels[i, lane] = ZERO
+        return ZERO, -low
+    iscale = F(top) / (high - low)
+    scale = ONE / iscale
+    best = ZERO
     for i in range(n):
-        q = F(max(0, min(top, nearest_int(F(iscale * F(x[i, lane] - low))))))
+        q = F(max(0, min(top, nearest_int(iscale * (x[i, lane] - low)))))
         levels[i, lane] = q
-        diff = F(F(F(scale * q) + low) - x[i, lane])
-        best = F(best + F(w[i, lane] * (F(abs(diff)) if absolute else F(diff * diff))))
+        diff = scale * q + low - x[i, lane]
+        best = best + w[i, lane] * (abs(diff) if absolute else diff * diff)
     trial = np.empty(n, np.float32)
     for step in range(steps + 1):
-        iscale = F(F(F(rmin + F(rdelta * F(step))) + F(top)) / F(high - low))
-        sum_l, sum_l2, sum_xl = F(0), F(0), F(0)
+        iscale = (rmin + rdelta * F(step) + F(top)) / (high - low)
+        sum_l, sum_l2, sum_xl = ZERO, ZERO, ZERO
         for i in range(n):
-            q = F(max(0, min(top, nearest_int(F(iscale * F(x[i, lane] - low))))))
+            q = F(max(0, min(top, nearest_int(iscale * (x[i, lane] - low)))))
             trial[i] = q
-            wl = F(w[i, lane] * q)
-            sum_l, sum_l2, sum_xl = F(sum_l + wl), F(sum_l2 + F(wl * q)), F(sum_xl + F(wl * x[i, lane]))
-        det = F(F(sum_w * sum_l2) - F(sum_l * sum_l))
-        if det > F(0):
-            new_scale = F(F(F(sum_w * sum_xl) - F(sum_x * sum_l)) / det)
-            new_low = F(F(F(sum_l2 * sum_x) - F(sum_l * sum_xl)) / det)
-            if new_low > F(0):
-                new_low = F(0)
-                new_scale = F(sum_xl / sum_l2)
-            cost = F(0)
+            wl = w[i, lane] * q
+            sum_l, sum_l2, sum_xl = sum_l + wl, sum_l2 + wl * q, sum_xl + wl * x[i, lane]
+        det = sum_w * sum_l2 - sum_l * sum_l
+        if det > ZERO:
+            new_scale = (sum_w * sum_xl - sum_x * sum_l) / det
+            new_low = (sum_l2 * sum_x - sum_l * sum_xl) / det
+            if new_low > ZERO:
+                new_low = ZERO
+                new_scale = sum_xl / sum_l2
+            cost = ZERO
             for i in range(n):
-                diff = F(F(F(new_scale * trial[i]) + new_low) - x[i, lane])
-                cost = F(cost + F(w[i, lane] * (F(abs(diff)) if absolute else F(diff * diff))))
+                diff = new_scale * trial[i] + new_low - x[i, lane]
+                cost = cost + w[i, lane] * (abs(diff) if absolute else diff * diff)
             if cost < best:
                 for i in range(n):
                     levels[i, lane] = trial[i]
                 best, scale, low = cost, new_scale, new_low
-    return scale, F(-low)
+    return scale, -low
 
 
 @kernel
 def positive_scales(x: Any, w: Any, top: Any, levels: Any) -> Any:
     """Quantize n non-negative scales x to 0..top with weights w (make_qp_quants): fills `levels`, returns the scale."""
     n = x.shape[0]
-    largest = F(0)
+    largest = ZERO
     for i in range(n):
         largest = largest if largest > x[i] else x[i]
     if largest < F(1e-15):
         for i in range(n):
             levels[i] = 0
-        return F(0)
-    iscale = F(F(top) / largest)
-    scale = F(F(1) / iscale)
-    best = F(0)
+        return ZERO
+    iscale = F(top) / largest
+    scale = ONE / iscale
+    best = ZERO
     for i in range(n):
-        level = nearest_int(F(iscale * x[i])) & 255  # stored as a byte before it is used
-        diff = F(x[i] - F(scale * F(level)))
-        best = F(best + F(F(w[i] * diff) * diff))
+        level = nearest_int(iscale * x[i]) & 255  # stored as a byte before it is used
+        diff = x[i] - scale * F(level)
+        best = best + w[i] * diff * diff
     for step in range(-4, 5):
         if step == 0:
             continue
-        trial_iscale = F(F(F(F(0.1) * F(step)) + F(top)) / largest)
-        trial_scale = F(F(1) / trial_iscale)
-        cost = F(0)
+        trial_iscale = (F(0.1) * F(step) + F(top)) / largest
+        trial_scale = ONE / trial_iscale
+        cost = ZERO
         for i in range(n):
-            level = min(top, nearest_int(F(trial_iscale * x[i])))
-            diff = F(x[i] - F(trial_scale * F(level)))
-            cost = F(cost + F(F(w[i] * diff) * diff))
+            level = min(top, nearest_int(trial_iscale * x[i]))
+            diff = x[i] - trial_scale * F(level)
+            cost = cost + w[i] * diff * diff
         if cost < best:
             best, iscale = cost, trial_iscale
-    sum_lx, sum_l2 = F(0), F(0)
+    sum_lx, sum_l2 = ZERO, ZERO
     for i in range(n):
-        level = min(top, nearest_int(F(iscale * x[i]))) & 255
+        level = min(top, nearest_int(iscale * x[i])) & 255
         levels[i] = level
-        sum_lx = F(sum_lx + F(F(w[i] * x[i]) * F(level)))
-        sum_l2 = F(sum_l2 + F(F(w[i] * F(level)) * F(level)))
+        sum_lx = sum_lx + w[i] * x[i] * F(level)
+        sum_l2 = sum_l2 + w[i] * F(level) * F(level)
     for _ in range(5):
         changed = False
         for i in range(n):
             old = F(levels[i])
-            lx = F(sum_lx - F(F(w[i] * x[i]) * old))
-            l2 = F(sum_l2 - F(F(w[i] * old) * old))
-            if lx > F(0) and l2 > F(0):
-                level = min(top, nearest_int(F(F(x[i] * l2) / lx)))
+            lx = sum_lx - w[i] * x[i] * old
+            l2 = sum_l2 - w[i] * old * old
+            if lx > ZERO and l2 > ZERO:
+                level = min(top, nearest_int(x[i] * l2 / lx))
                 if level != levels[i]:
                     new = F(level)
-                    lx = F(lx + F(F(w[i] * x[i]) * new))
-                    l2 = F(l2 + F(F(w[i] * new) * new))
-                    if F(F(lx * lx) * sum_l2) > F(F(sum_lx * sum_lx) * l2):
+                    lx = lx + w[i] * x[i] * new
+                    l2 = l2 + w[i] * new * new
+                    if lx * lx * sum_l2 > sum_lx * sum_lx * l2:
                         levels[i] = level & 255
                         sum_lx, sum_l2 = lx, l2
                         changed = True
         if not changed:
             break
-    return F(sum_lx / sum_l2) if sum_l2 > F(0) else F(0)
+    return sum_lx / sum_l2 if sum_l2 > ZERO else ZERO
 
 
 @kernel
 def signed_scales(x: Any, w: Any, half: Any, levels: Any) -> Any:
     """Quantize n scales x to levels 0..2*half-1 around `half` with weights w (make_qx_quants): returns the scale."""
     n = x.shape[0]
-    extreme, magnitude = F(0), F(0)
+    extreme, magnitude = ZERO, ZERO
     for i in range(n):
         if abs(x[i]) > magnitude:
-            magnitude, extreme = F(abs(x[i])), x[i]
+            magnitude, extreme = abs(x[i]), x[i]
     if magnitude < F(1e-15):
         for i in range(n):
             levels[i] = 0
-        return F(0)
-    iscale = F(F(-half) / extreme)
+        return ZERO
+    iscale = F(-half) / extreme
     kept = iscale
-    scale, best = F(0), F(0)
+    scale, best = ZERO, ZERO
     for step in range(-10, 10):
         if step == 0:
             continue
         if step > -10:
-            iscale = F(-F(F(half) + F(F(0.1) * F(step))) / extreme)
-        sum_lx, sum_l2 = F(0), F(0)
+            iscale = -(F(half) + F(0.1) * F(step)) / extreme
+        sum_lx, sum_l2 = ZERO, ZERO
         for i in range(n):
-            level = F(max(-half, min(half - 1, nearest_int(F(iscale * x[i])))))
-            sum_lx = F(sum_lx + F(F(w[i] * x[i]) * level))
-            sum_l2 = F(sum_l2 + F(F(w[i] * level) * level))
+            level = F(max(-half, min(half - 1, nearest_int(iscale * x[i]))))
+            sum_lx = sum_lx + F(w[i] * x[i] * level)
+            sum_l2 = sum_l2 + F(F(w[i] * level) * level)
         if step == -10:  # the plain scale comes first and is kept unless beaten
-            scale = F(sum_lx / sum_l2) if sum_l2 != F(0) else F(0)
-            best = F(scale * sum_lx)
-        elif sum_l2 > F(0) and F(sum_lx * sum_lx) > F(best * sum_l2):
+            scale = sum_lx / sum_l2 if sum_l2 != ZERO else ZERO
+            best = scale * sum_lx
+        elif sum_l2 > ZERO and sum_lx * sum_lx > best * sum_l2:
             kept = iscale
-            scale = F(sum_lx / sum_l2)
-            best = F(scale * sum_lx)
+            scale = sum_lx / sum_l2
+            best = scale * sum_lx
     for i in range(n):
-        levels[i] = half + max(-half, min(half - 1, nearest_int(F(kept * x[i]))))
+        levels[i] = half + max(-half, min(half - 1, nearest_int(kept * x[i])))
     return scale

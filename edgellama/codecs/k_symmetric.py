@@ -18,6 +18,7 @@ from edgellama.codecs.compiling import kernel
 from edgellama.codecs.rounding import nearest_int, put_half
 
 F = np.float32
+ZERO, ONE = F(0), F(1)
 
 _q3_refined = search.refined(16, 4, 16)
 _q3_weighted = search.symmetric(16, 4, 16)
@@ -35,19 +36,19 @@ def _spread(x: Any, lanes: Any) -> Any:
 @kernel
 def _requantize(x: Any, lanes: Any, j: Any, d: Any, half: Any, codes: Any) -> Any:
     """Codes 0..2*half-1 of sub-block j against its rounded scale; the search's own levels where that is 0."""
-    if d == F(0):
+    if d == ZERO:
         for i in range(16):
             codes[16 * j + i] = np.uint8(lanes[i, j])
     else:
         for i in range(16):
-            q = nearest_int(F(x[16 * j + i] / d))
+            q = nearest_int(x[16 * j + i] / d)
             codes[16 * j + i] = np.uint8(max(0, min(2 * half - 1, q + half)))
 
 
 @kernel
 def _largest(scales: Any) -> Any:
     """The first scale of largest magnitude, and that magnitude."""
-    extreme, magnitude = F(0), F(0)
+    extreme, magnitude = ZERO, ZERO
     for j in range(16):
         if abs(scales[j]) > magnitude:
             magnitude, extreme = F(abs(scales[j])), scales[j]
@@ -73,19 +74,19 @@ def quantize_q6_k(x: Any, importance: Any, y: Any) -> Any:
         else:
             for i in range(16):
                 for j in range(16):
-                    w[i, j] = F(xs[i, j] * xs[i, j])
+                    w[i, j] = xs[i, j] * xs[i, j]
         _q6(a, b, c, e)
         extreme, magnitude = _largest(found[0])
         if magnitude < F(1e-15):
             for i in range(210):
                 out[i] = 0
             continue
-        iscale = F(F(-128) / extreme)
-        d = put_half(out, 208, F(F(1) / iscale))
+        iscale = F(-128) / extreme
+        d = put_half(out, 208, ONE / iscale)
         for j in range(16):
-            scale = np.int8(min(127, nearest_int(F(iscale * found[0, j]))))
+            scale = np.int8(min(127, nearest_int(iscale * found[0, j])))
             out[192 + j] = np.uint8(scale)
-            _requantize(row, levels, j, F(d * F(scale)), 32, codes)
+            _requantize(row, levels, j, d * F(scale), 32, codes)
         for half in range(2):
             for i in range(32):
                 at = 128 * half + i
@@ -99,15 +100,15 @@ def quantize_q6_k(x: Any, importance: Any, y: Any) -> Any:
 def _q3_scales(found: Any, levels: Any) -> Any:
     """6-bit levels of 16 scales without importance; returns what one level stands for."""
     extreme, _ = _largest(found)
-    if extreme == F(0):
+    if extreme == ZERO:
         for j in range(16):
             levels[j] = 0  # the stored bits; a reader takes them as -32, times a d of 0
-        return F(0)
-    iscale = F(F(-32) / extreme)
+        return ZERO
+    iscale = F(-32) / extreme
     for j in range(16):
-        wrapped = np.int8(nearest_int(F(iscale * found[j])))  # C keeps it in a byte before clamping
+        wrapped = np.int8(nearest_int(iscale * found[j]))  # C keeps it in a byte before clamping
         levels[j] = max(0, min(63, np.int32(wrapped) + 32))
-    return F(F(1) / iscale)
+    return ONE / iscale
 
 
 @kernel
@@ -134,22 +135,22 @@ def quantize_q3_k(x: Any, importance: Any, y: Any) -> Any:
             d = _q3_scales(found[0], scales)
         d = put_half(out, 108, d)
         for j in range(16):
-            _requantize(row, levels, j, F(d * F(scales[j] - 32)), 4, codes)
+            _requantize(row, levels, j, d * F(scales[j] - 32), 4, codes)
         _pack_q3(codes, scales, out)
 
 
 @kernel
 def _q3_weights(row: Any, importance: Any, xs: Any, w: Any, sums: Any) -> Any:
-    total = F(0)
+    total = ZERO
     for i in range(256):
-        total = F(total + F(row[i] * row[i]))
-    sigma2 = F(F(F(2) * total) / F(256))
+        total = total + row[i] * row[i]
+    sigma2 = F(2) * total / F(256)
     for j in range(16):
-        sums[j] = F(0)
+        sums[j] = ZERO
     for i in range(16):
         for j in range(16):
-            w[i, j] = F(importance[16 * j + i] * np.sqrt(F(sigma2 + F(xs[i, j] * xs[i, j]))))
-            sums[j] = F(sums[j] + w[i, j])
+            w[i, j] = importance[16 * j + i] * np.sqrt(sigma2 + xs[i, j] * xs[i, j])
+            sums[j] = sums[j] + w[i, j]
 
 
 @kernel

@@ -19,6 +19,7 @@ from edgellama.codecs.compiling import kernel
 from edgellama.codecs.rounding import put_half, round_half_away, truncate
 
 F = np.float32
+ZERO, ONE = F(0), F(1)
 LANES = 8
 
 _signed4 = search.symmetric(32, 8, LANES)
@@ -43,16 +44,16 @@ def _pack(codes: Any, y: Any, at: Any, five_bits: Any) -> Any:
 @kernel
 def _plain_signed(x: Any, half: Any, codes: Any, y: Any) -> Any:
     """Q4_0 and Q5_0 without importance."""
-    magnitude, extreme = F(0), F(0)
+    magnitude, extreme = ZERO, ZERO
     for i in range(32):
         if abs(x[i]) > magnitude:
-            magnitude, extreme = F(abs(x[i])), x[i]
-    d = F(extreme / F(-half))
-    inverse = F(F(1) / d) if d != F(0) else F(0)
+            magnitude, extreme = abs(x[i]), x[i]
+    d = extreme / F(-half)
+    inverse = ONE / d if d != ZERO else ZERO
     put_half(y, 0, d)
     offset, top = F(half + F(0.5)), 2 * half - 1
     for i in range(32):
-        codes[i] = np.uint8(min(top, truncate(F(F(x[i] * inverse) + offset))) & 255)
+        codes[i] = np.uint8(min(top, truncate(x[i] * inverse + offset)) & 255)
 
 
 @kernel
@@ -62,12 +63,12 @@ def _plain_affine(x: Any, top: Any, capped: Any, codes: Any, y: Any) -> Any:
     for i in range(32):
         low = x[i] if x[i] < low else low
         high = x[i] if x[i] > high else high
-    d = F(F(high - low) / F(top))
-    inverse = F(F(1) / d) if d != F(0) else F(0)
+    d = (high - low) / F(top)
+    inverse = ONE / d if d != ZERO else ZERO
     put_half(y, 0, d)
     put_half(y, 2, low)
     for i in range(32):
-        code = truncate(F(F(F(x[i] - low) * inverse) + F(0.5)))
+        code = truncate((x[i] - low) * inverse + F(0.5))
         codes[i] = np.uint8((min(top, code) if capped else code) & 255)
 
 
@@ -77,26 +78,26 @@ def _load(row: Any, importance: Any, sigma2: Any, first: Any, xs: Any, w: Any) -
     wide = True
     for lane in range(LANES):
         at = 32 * (first + lane)
-        low, high = F(0), F(0)
+        low, high = ZERO, ZERO
         for i in range(32):
             inside = at + i < row.size
-            value = row[at + i] if inside else F(0)
+            value = row[at + i] if inside else ZERO
             xs[i, lane] = value
-            w[i, lane] = F(importance[at + i] * np.sqrt(F(sigma2 + F(value * value)))) if inside else F(0)
+            w[i, lane] = importance[at + i] * np.sqrt(sigma2 + value * value) if inside else ZERO
             high = value if i == 0 else max(high, value)
             low = min(low, value)
-        span = F(high - low)
-        if not (span == F(0) or (span > definitions.TINY_RANGE and span < definitions.HUGE_RANGE)):
+        span = high - low
+        if not (span == ZERO or (span > definitions.TINY_RANGE and span < definitions.HUGE_RANGE)):
             wide = False
     return wide
 
 
 @kernel
 def _row_sigma2(row: Any) -> Any:
-    total = F(0)
+    total = ZERO
     for i in range(row.size):
-        total = F(total + F(row[i] * row[i]))
-    return F(total / F(row.size))
+        total = total + row[i] * row[i]
+    return total / F(row.size)
 
 
 @kernel
@@ -161,7 +162,7 @@ def _weighted_affine(x: Any, importance: Any, top: Any, size: Any, y: Any) -> An
             for lane in range(min(LANES, blocks - first)):
                 out = y[r, (first + lane) * size : (first + lane + 1) * size]
                 put_half(out, 0, found[0, lane])
-                put_half(out, 2, F(-found[1, lane]))
+                put_half(out, 2, -found[1, lane])
                 for i in range(32):
                     codes[i] = np.uint8(levels[i, lane])
                 _pack(codes, out, size - 16, top == 31)
@@ -227,14 +228,14 @@ def quantize_q5_1(x: Any, importance: Any, y: Any) -> Any:
 def quantize_q8_0(x: Any, importance: Any, y: Any) -> Any:
     """float32[blocks, 32] -> uint8[blocks, 34]."""
     for block in range(x.shape[0]):
-        magnitude = F(0)
+        magnitude = ZERO
         for i in range(32):
-            magnitude = max(magnitude, F(abs(x[block, i])))
-        d = F(magnitude / F(127))
-        inverse = F(F(1) / d) if d != F(0) else F(0)
+            magnitude = max(magnitude, abs(x[block, i]))
+        d = magnitude / F(127)
+        inverse = ONE / d if d != ZERO else ZERO
         put_half(y[block], 0, d)
         for i in range(32):
-            value = F(x[block, i] * inverse)
+            value = x[block, i] * inverse
             y[block, 2 + i] = np.uint8((round_half_away(value) if abs(value) < F(8388608.0) else np.int32(0)) & 255)
 
 

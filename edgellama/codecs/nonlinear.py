@@ -19,6 +19,7 @@ from edgellama.codecs.compiling import kernel
 from edgellama.codecs.rounding import nearest_int, put_half
 
 F = np.float32
+ZERO, ONE = F(0), F(1)
 LANES = 8
 VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _MIDDLES = np.array([(a + b) / 2 for a, b in itertools.pairwise(VALUES)], np.float32)
@@ -39,16 +40,16 @@ def _weigh(x: Any, importance: Any, sigma2: Any, lane: Any, xs: Any, w: Any) -> 
     """Put one block of 32 and its weights into a lane."""
     for i in range(32):
         xs[i, lane] = x[i]
-        square = F(x[i] * x[i])
-        w[i, lane] = F(importance[i] * np.sqrt(F(sigma2 + square))) if importance.size else square
+        square = x[i] * x[i]
+        w[i, lane] = importance[i] * np.sqrt(sigma2 + square) if importance.size else square
 
 
 @kernel
 def _sigma2(x: Any) -> Any:
-    total = F(0)
+    total = ZERO
     for i in range(x.size):
-        total = F(total + F(x[i] * x[i]))
-    return F(total * F(F(2) / F(x.size)))
+        total = total + x[i] * x[i]
+    return total * (F(2) / F(x.size))
 
 
 @kernel
@@ -72,9 +73,9 @@ def quantize_iq4_nl(x: Any, importance: Any, y: Any) -> Any:
         for lane in range(count):
             scale = found[0, lane]
             put_half(y[first + lane], 0, scale)
-            inverse = F(F(1) / scale) if scale != F(0) else F(0)
+            inverse = ONE / scale if scale != ZERO else ZERO
             for i in range(32):
-                levels[i] = _level(F(inverse * x[first + lane, i]))
+                levels[i] = _level(inverse * x[first + lane, i])
             _pack(levels, y[first + lane, 2:])
 
 
@@ -90,22 +91,22 @@ def quantize_iq4_xs(x: Any, importance: Any, y: Any) -> Any:
         for j in range(8):
             _weigh(row[32 * j : 32 * j + 32], qw[32 * j : 32 * j + 32], sigma2, j, xs, w)
         _search(nb.uint64(xs.ctypes.data), nb.uint64(w.ctypes.data), nb.uint64(0), nb.uint64(found.ctypes.data))
-        extreme, magnitude = F(0), F(0)
+        extreme, magnitude = ZERO, ZERO
         for j in range(8):
             if abs(found[0, j]) > magnitude:
-                magnitude, extreme = F(abs(found[0, j])), found[0, j]
-        d = F(F(-extreme) / F(32))
+                magnitude, extreme = abs(found[0, j]), found[0, j]
+        d = -extreme / F(32)
         put_half(out, 0, d)
-        inverse = F(F(1) / d) if d != F(0) else F(0)
+        inverse = ONE / d if d != ZERO else ZERO
         high = 0
         for j in range(4):
             out[4 + j] = 0
         for j in range(8):
-            scale = max(-32, min(31, nearest_int(F(inverse * found[0, j]))))
-            step = F(d * F(scale))
-            inverse_step = F(F(1) / step) if step != F(0) else F(0)
+            scale = max(-32, min(31, nearest_int(inverse * found[0, j])))
+            step = d * F(scale)
+            inverse_step = F(ONE / step) if step != ZERO else ZERO
             for i in range(32):
-                levels[i] = _level(F(inverse_step * row[32 * j + i]))
+                levels[i] = _level(inverse_step * row[32 * j + i])
             _pack(levels, out[8 + 16 * j :])
             out[4 + j // 2] |= np.uint8(((scale + 32) & 15) << (4 * (j % 2)))
             high |= ((scale + 32) >> 4) << (2 * j)

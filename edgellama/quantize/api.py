@@ -112,6 +112,13 @@ class Job:
     def weights(self, tensor: TensorInfo) -> NDArray[np.float32] | None:
         """Importance of a tensor's inputs, float32[experts, k], or None. Raises InvalidFileError if it does not fit."""
         found = self.matrix.entries.get(self._original[tensor.name]) if self.matrix else None
+        return self._fitted(tensor, found)
+
+    def true_weights(self, tensor: TensorInfo) -> NDArray[np.float32] | None:
+        """As `weights`, but 0 for inputs that were never active: their errors do not matter."""
+        return self._fitted(tensor, self.matrix.true_weights(self._original[tensor.name]) if self.matrix else None)
+
+    def _fitted(self, tensor: TensorInfo, found: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
         if found is None:
             return None
         k, experts = tensor.shape[0], tensor.shape[2] if len(tensor.shape) > 2 else 1

@@ -36,17 +36,21 @@ def measure(
     tensors: Sequence[TensorInfo],
     paths: Sequence[str],
     weights: Weights,
+    true_weights: Weights,
     *,
     sample_weights: int,
     threads: int,
     on_progress: Callable[[float, str], None] | None = None,
 ) -> ErrorTable:
-    """Errors of all `tensors`, on about `sample_weights` weights of each. Raises InvalidFileError for NaN and Inf."""
+    """Errors of all `tensors`, on about `sample_weights` weights of each. Raises InvalidFileError for NaN and Inf.
+
+    Quantized with `weights`, judged with `true_weights`.
+    """
     files = [SourceFile(path) for path in paths]
     table: ErrorTable = {}
     try:
         with ThreadPoolExecutor(threads) as pool:
-            work = pool.map(lambda tensor: _errors(tensor, files[tensor.split], weights, sample_weights), tensors)
+            work = pool.map(lambda t: _errors(t, files[t.split], weights(t), true_weights(t), sample_weights), tensors)
             for index, (tensor, errors) in enumerate(zip(tensors, work, strict=True)):
                 table[tensor.name] = dict(errors)
                 if on_progress is not None:
@@ -57,9 +61,15 @@ def measure(
     return table
 
 
-def _errors(tensor: TensorInfo, file: SourceFile, weights: Weights, sample_weights: int) -> Mapping[T, float]:
+def _errors(
+    tensor: TensorInfo,
+    file: SourceFile,
+    importance: NDArray[np.float32] | None,
+    judging: NDArray[np.float32] | None,
+    sample_weights: int,
+) -> Mapping[T, float]:
     k = tensor.shape[0]
-    rows, importance = tensor.elements // k, weights(tensor)
+    rows = tensor.elements // k
     experts = 1 if importance is None else len(importance)
     # Every expert gives its share, and the rows are spread over the whole of it.
     picks = max(1, min(rows, sample_weights // k) // experts)
@@ -70,7 +80,7 @@ def _errors(tensor: TensorInfo, file: SourceFile, weights: Weights, sample_weigh
         chosen = np.unique(np.linspace(expert * own, (expert + 1) * own - 1, picks).astype(np.int64))
         x = _read_rows(tensor, file, chosen)
         row_weights = importance[expert] if importance is not None else None
-        scale = np.ones(k, np.float32) if row_weights is None else row_weights
+        scale = np.ones(k, np.float32) if judging is None else judging[expert]
         power += float((np.square(x, dtype=np.float32).sum(axis=0, dtype=np.float64) * scale).sum())
         for kind in error:
             codec = codec_of(kind)

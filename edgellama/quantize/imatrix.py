@@ -30,6 +30,8 @@ class Imatrix:
     datasets: tuple[str, ...] = ()
     chunks: int = 0
     warnings: list[str] = field(default_factory=list)
+    holes: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    """Where inputs were never active and got a neutral weight instead, bool[experts, inputs]."""
 
     def filtered(self, include: Iterable[str], exclude: Iterable[str]) -> Imatrix:
         """Entries whose names contain one of `include` (if any) and none of `exclude`."""
@@ -41,7 +43,12 @@ class Imatrix:
             for name, values in self.entries.items()
             if (not wanted or any(part in name for part in wanted)) and not any(part in name for part in unwanted)
         }
-        return Imatrix(self.path, kept, self.datasets, self.chunks, self.warnings)
+        return Imatrix(self.path, kept, self.datasets, self.chunks, self.warnings, self.holes)
+
+    def true_weights(self, name: str) -> NDArray[np.float32] | None:
+        """An entry as it was measured, zeros included: for judging errors, not for quantizing."""
+        values, holes = self.entries.get(name), self.holes.get(name)
+        return values if values is None or holes is None else np.where(holes, np.float32(0), values)
 
 
 @dataclass(slots=True)
@@ -87,6 +94,12 @@ def load(path: str | Path) -> Imatrix:
                 "collect the importance matrix again, with a model and a text that give finite activations",
             )
         _fill_holes(matrix, name, values)
+    if matrix.holes:
+        worst = max(matrix.holes, key=lambda name: float(matrix.holes[name].mean()))
+        matrix.warnings.append(
+            f"{len(matrix.holes)} of {len(matrix.entries)} weights have runs of {RUN} inputs that were never active "
+            f"(most in {worst}: {float(matrix.holes[worst].mean()):.0%}); they get a neutral weight"
+        )
     return matrix
 
 
@@ -98,7 +111,7 @@ def _fill_holes(matrix: Imatrix, name: str, values: NDArray[np.float32]) -> None
     dead = ~runs.any(axis=1)
     if dead.any():
         runs[dead] = 1.0
-        matrix.warnings.append(f"{name}: {int(dead.sum())} of {dead.size} runs of {RUN} inputs were never active")
+        matrix.holes[name] = np.repeat(dead, RUN).reshape(values.shape)
 
 
 def _read_gguf(file: Path) -> Sums:

@@ -68,7 +68,8 @@ def test_errors_of_a_sample_are_those_of_the_whole(make_model: Callable[..., Pat
     job = Job(make_model("small", layers=2), "x.gguf", Options())
     tensors = [t for t in job.header.tensors if len(t.shape) > 1]
     whole, sample = (
-        errors.measure(tensors, job.header.paths, job.weights, sample_weights=n, threads=2) for n in (1 << 30, 1 << 14)
+        errors.measure(tensors, job.header.paths, job.weights, job.true_weights, sample_weights=n, threads=2)
+        for n in (1 << 30, 1 << 14)
     )
     for name, found in whole.items():
         assert list(found) == list(errors.LADDER)
@@ -84,7 +85,9 @@ class KnownLoss:
         self.factors, self.calls = factors, 0
         job = Job(source, "x.gguf", Options())
         tensors = [t for t in job.header.tensors if len(t.shape) > 1]
-        self.table = errors.measure(tensors, job.header.paths, job.weights, sample_weights=1 << 30, threads=2)
+        self.table = errors.measure(
+            tensors, job.header.paths, job.weights, job.true_weights, sample_weights=1 << 30, threads=2
+        )
 
     def __call__(self, path: Path) -> float:
         self.calls += 1
