@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterator
+from itertools import chain
 
 from edgellama.engine.tokenizer import code_points
 from edgellama.engine.tokenizer.merging import Merger
 from edgellama.engine.tokenizer.splitting import split
 from edgellama.engine.tokenizer.vocabulary import SPACE, Vocabulary
-from edgellama.engine.tokenizer.words import WordMemory
+from edgellama.engine.tokenizer.words import WordMemory, before_spaces
 
 
 def _letters() -> dict[int, int]:
@@ -53,7 +56,14 @@ class BytePairs:
         if self._without_spaces is not None:
             pieces = filter(None, text.translate(self._without_spaces).split(" "))
             return self._words.ids(word for piece in pieces for word in split(piece, self._pre.stages))
-        return self._words.ids(split(text, self._pre.stages))
+        words = split(text, self._pre.stages)
+        if self._escape:
+            words = chain.from_iterable(map(self._word_starts.split, words))
+        return self._words.ids(words)
+
+    @functools.cached_property
+    def _word_starts(self) -> re.Pattern[str]:
+        return before_spaces(merge.replace(" ", "") for merge in self._ranks)
 
     def _rank(self, left: str, right: str) -> int | None:
         return self._ranks.get(f"{left} {right}")

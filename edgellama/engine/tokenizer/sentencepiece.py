@@ -8,21 +8,7 @@ from collections.abc import Iterator
 
 from edgellama.engine.tokenizer.merging import Merger
 from edgellama.engine.tokenizer.vocabulary import SPACE, Vocabulary
-from edgellama.engine.tokenizer.words import WordMemory
-
-
-def inner_space_letters(texts: list[str]) -> frozenset[str]:
-    """Characters that stand in front of a U+2581 inside some token."""
-    return frozenset(re.findall(rf"(.){SPACE}", "\n".join(texts)))
-
-
-def before_spaces(texts: list[str]) -> re.Pattern[str]:
-    """Where no token can reach across: in front of a U+2581 after a character that no token has there.
-
-    Pieces between such places merge independently, which makes words of a text and keeps the result.
-    """
-    letters = "".join(sorted(map(re.escape, inner_space_letters(texts))))
-    return re.compile(f"(?<=[^{letters}])(?={SPACE})" if letters else f"(?<=.)(?={SPACE})", re.DOTALL)
+from edgellama.engine.tokenizer.words import WordMemory, before_spaces
 
 
 class SentencePieces:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from bisect import bisect_left
 
 from edgellama.engine.tokenizer.vocabulary import CONTROL, STRIPS_LEFT, STRIPS_RIGHT, UNKNOWN, Vocabulary
 
@@ -14,29 +14,42 @@ Part = str | int
 _C_SPACES = " \t\n\v\f\r"
 
 
-class _Finder:
-    """All occurrences of some texts."""
+_START_CHARACTERS = 16
+_MOST_STARTS = 1 << 16
 
-    def __init__(self, tokens: dict[str, int]) -> None:
-        self._tokens = tokens
-        lengths: dict[str, set[int]] = {}
-        for text in tokens:
-            lengths.setdefault(text[0], set()).add(len(text))
-        self._lengths = {first: sorted(found) for first, found in lengths.items()}
-        firsts = "".join(sorted(map(re.escape, lengths)))
+
+class _Finder:
+    """Some texts to look for, and a quick answer to which of them a text may contain."""
+
+    def __init__(self, texts: list[tuple[int, str]]) -> None:
+        """`texts`: token and text, in the order in which they take their places."""
+        self._texts = texts
+        firsts = "".join(sorted({re.escape(text[0]) for _, text in texts}))
         self._firsts = re.compile(f"[{firsts}]") if firsts else None
 
-    def occurrences(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """(start, end, token) from left to right, overlapping ones too."""
-        if self._firsts is None:
-            return
-        tokens, lengths = self._tokens, self._lengths
-        for match in self._firsts.finditer(text):
-            at = match.start()
-            for length in lengths[match.group()]:
-                token = tokens.get(text[at : at + length])
-                if token is not None and at + length <= len(text):
-                    yield at, at + length, token
+    def candidates(self, text: str) -> list[tuple[int, str]]:
+        """The tokens whose first characters occur in `text`."""
+        found: set[int] = set()
+        if self._firsts is not None:
+            starts: set[str] = set()
+            for match in self._firsts.finditer(text):
+                at = match.start()
+                starts.add(text[at : at + _START_CHARACTERS])
+                if len(starts) >= _MOST_STARTS:
+                    found |= self._beginning(starts)
+                    starts.clear()
+            found |= self._beginning(starts)
+        return [(token, wanted) for token, wanted in self._texts if token in found]
+
+    def _beginning(self, starts: set[str]) -> set[int]:
+        ordered = sorted(starts)
+        found = set()
+        for token, wanted in self._texts:
+            start = wanted[:_START_CHARACTERS]
+            at = bisect_left(ordered, start)
+            if at < len(ordered) and ordered[at].startswith(start):
+                found.add(token)
+        return found
 
 
 class SpecialTokens:
@@ -48,17 +61,20 @@ class SpecialTokens:
 
     @functools.cached_property
     def _all(self) -> _Finder:
-        return _Finder({self._form(token): token for token in self._vocabulary.special_tokens})
+        return self._finder(self._vocabulary.special_tokens)
 
     @functools.cached_property
     def _user_defined(self) -> _Finder:
         attributes = self._vocabulary.attributes
-        tokens = [t for t in self._vocabulary.special_tokens if not attributes[t] & (CONTROL | UNKNOWN)]
-        return _Finder({self._form(token): token for token in tokens})
+        return self._finder([t for t in self._vocabulary.special_tokens if not attributes[t] & (CONTROL | UNKNOWN)])
 
-    def _form(self, token: int) -> str:
-        text = self._vocabulary.texts[token]
-        return text.encode("utf-8", "surrogateescape").decode("latin-1") if self._bytewise else text
+    def _finder(self, tokens: list[int]) -> _Finder:
+        """Longest first; llama.cpp leaves open which of equally long ones comes first."""
+        encoded = [(token, self._vocabulary.texts[token].encode("utf-8", "surrogateescape")) for token in tokens]
+        encoded.sort(key=lambda item: -len(item[1]))
+        if self._bytewise:
+            return _Finder([(token, data.decode("latin-1")) for token, data in encoded])
+        return _Finder([(token, data.decode()) for token, data in encoded])
 
     def partition(self, text: str, *, special: bool) -> list[Part]:
         """`text` as plain text and ids."""
@@ -71,7 +87,8 @@ class SpecialTokens:
 
     def _partition(self, text: str, special: bool) -> list[Part]:
         finder = self._all if special else self._user_defined
-        taken = self._choose(text, list(finder.occurrences(text)))
+        candidates = finder.candidates(text)
+        taken = self._choose(text, candidates) if candidates else []
         parts: list[Part] = []
         last = 0
         for start, end, token in taken:
@@ -83,32 +100,39 @@ class SpecialTokens:
             parts.append(text[last:])
         return parts
 
-    def _choose(self, text: str, found: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        """The occurrences that count: a longer token takes its place before shorter ones look for theirs.
+    def _choose(self, text: str, candidates: list[tuple[int, str]]) -> list[tuple[int, int, int]]:
+        """(start, end, token) from left to right: each token takes the places that those before it left.
 
         A token that strips white space takes that with it.
         """
-        if not found:
-            return []
-        texts, attributes = self._vocabulary.texts, self._vocabulary.attributes
-        size_bytes = {token: len(texts[token].encode("utf-8", "surrogateescape")) for _, _, token in found}
-        found.sort(key=lambda item: (-size_bytes[item[2]], item[2], item[0]))
+        attributes = self._vocabulary.attributes
         mask = bytearray(len(text))
         taken = []
-        for first, last, token in found:
-            if mask.find(1, first, last) >= 0:
-                continue
-            start, end = first, last
-            if attributes[token] & STRIPS_LEFT:
-                while start > 0 and not mask[start - 1] and text[start - 1] in _C_SPACES:
-                    start -= 1
-            if attributes[token] & STRIPS_RIGHT:
-                while end < len(text) and not mask[end] and text[end] in _C_SPACES:
-                    end += 1
-            mask[start:end] = b"\1" * (end - start)
-            taken.append((start, end, token))
+        for token, wanted in candidates:
+            at = text.find(wanted)
+            while at >= 0:
+                end = at + len(wanted)
+                blocked = mask.find(1, at, end)
+                if blocked >= 0:
+                    following = mask.find(0, blocked)
+                    at = text.find(wanted, following) if following >= 0 else -1
+                    continue
+                start, end = self._with_spaces(text, mask, at, end, attributes[token])
+                mask[start:end] = b"\1" * (end - start)
+                taken.append((start, end, token))
+                at = text.find(wanted, end)
         taken.sort()
         return taken
+
+    @staticmethod
+    def _with_spaces(text: str, mask: bytearray, start: int, end: int, attribute: int) -> tuple[int, int]:
+        if attribute & STRIPS_LEFT:
+            while start > 0 and not mask[start - 1] and text[start - 1] in _C_SPACES:
+                start -= 1
+        if attribute & STRIPS_RIGHT:
+            while end < len(text) and not mask[end] and text[end] in _C_SPACES:
+                end += 1
+        return start, end
 
 
 def _has_stray_bytes(text: str) -> bool:

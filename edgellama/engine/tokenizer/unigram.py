@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import re
 import struct
+from array import array
 from itertools import groupby
 
 from edgellama.engine.tokenizer.charsmap import CharacterMap
-from edgellama.engine.tokenizer.sentencepiece import before_spaces
 from edgellama.engine.tokenizer.vocabulary import NORMAL, SPACE, UNUSED, USER_DEFINED, Vocabulary
-from edgellama.engine.tokenizer.words import WordMemory
+from edgellama.engine.tokenizer.words import WordMemory, before_spaces
 
 _UNKNOWN_PENALTY = 10.0
 
@@ -56,7 +56,7 @@ class Unigrams:
 
     @functools.cached_property
     def _word_starts(self) -> re.Pattern[str]:
-        return before_spaces(list(self._tokens))
+        return before_spaces(self._tokens)
 
     def encode(self, text: str, *, after_special: bool) -> list[int]:  # noqa: ARG002  (one signature for all kinds)
         """Ids of `text`; unknown characters in a row give one unknown token."""
@@ -82,8 +82,10 @@ class Unigrams:
     def _word(self, word: str) -> list[int]:
         """Viterbi: the best way to each position, from every earlier position that a token or a character spans."""
         size = len(word)
-        best = [0.0] + [-float("inf")] * size
-        came: list[tuple[int, int]] = [(0, self._unknown)] * (size + 1)
+        best = array("d", (-float("inf"),)) * (size + 1)
+        best[0] = 0.0
+        came_from = array("i", bytes(4 * (size + 1)))
+        came_by = array("i", bytes(4 * (size + 1)))
         tokens, longest = self._tokens, self._longest
         for start in range(size):
             here = best[start]
@@ -96,12 +98,12 @@ class Unigrams:
                 score = here + known[1]
                 if score > best[end]:
                     best[end] = score
-                    came[end] = (start, known[0])
+                    came_from[end], came_by[end] = start, known[0]
             if not single and here + self._unknown_score > best[start + 1]:
                 best[start + 1] = here + self._unknown_score
-                came[start + 1] = (start, self._unknown)
+                came_from[start + 1], came_by[start + 1] = start, self._unknown
         found = []
         while size:
-            size, token = came[size]
-            found.append(token)
+            found.append(came_by[size])
+            size = came_from[size]
         return found[::-1]

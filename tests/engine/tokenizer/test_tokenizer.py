@@ -22,6 +22,7 @@ from edgellama import gguf_io
 from edgellama.engine import tokenizer
 from edgellama.engine.tokenizer import GGUFTokenizer, code_points, merging, splitting
 from edgellama.engine.tokenizer.pre_tokenizers import NAMED
+from edgellama.engine.tokenizer.words import WordMemory, before_spaces
 from edgellama.errors import GGUFError, UnsupportedError
 from edgellama.gguf_io import Typed, ValueType
 
@@ -262,6 +263,13 @@ def test_special_tokens_longest_first_then_leftmost(write: Write) -> None:
     assert sorted(ours.control_texts()) == ["<a>", "<a><b>"]
 
 
+def test_user_defined_runs_of_spaces_in_a_long_run(write: Write) -> None:
+    ours = write(**gpt2_keys([(" " * size, USER_DEFINED) for size in range(2, 25)]))
+    ids = ours.tokenize(" " * 200_009 + "x" + "   ")
+    widths = [len(ours.text_of(token)) for token in ids]
+    assert widths == [24] * 8333 + [17, 1, 3]
+
+
 def test_special_tokens_may_strip_white_space(write: Write) -> None:
     keys = gpt2_keys([("</s>", CONTROL), ("<|end|>", CONTROL), ("<|endoftext|>", CONTROL)])
     ours = write(**keys, general__name="Phi-3 mini")
@@ -331,6 +339,15 @@ def test_words_put_together_are_the_text(pre: str, text: str) -> None:
     assert all(words)
 
 
+@given(st.lists(st.text("a\n▁é", min_size=1, max_size=5)), st.text("a\n▁é", max_size=30))
+def test_no_token_reaches_across_a_cut_between_words(texts: list[str], text: str) -> None:
+    pieces = before_spaces(texts).split(text)
+    assert "".join(pieces) == text
+    for left, right in pairwise(pieces):
+        assert right.startswith("▁")
+        assert not any(left[-1] + right[0] in token for token in texts)
+
+
 @given(st.text("abc", max_size=120), st.randoms(use_true_random=False))
 def test_both_ways_to_merge_agree(text: str, draw: random.Random) -> None:
     pairs = ["ab", "bc", "ca", "aa", "abc", "aab", "aaaa", "abab", "caab", "bcbc"]
@@ -362,6 +379,20 @@ def test_categories_are_those_of_unicode_where_python_knows_the_character() -> N
     assert code_points.category("\U00031350") == "L"  # new in 15.0
     assert code_points.category("\U0002ebf0") == "L"  # new in 15.1
     assert code_points.category("\U00010d4a") == "U"  # new in 16.0
+
+
+def test_the_memory_of_words_is_bounded() -> None:
+    asked: list[str] = []
+
+    def compute(word: str) -> list[int]:
+        asked.append(word)
+        return [len(word)]
+
+    memory = WordMemory(compute)
+    assert memory.ids(["a", "bb", "a", "x" * 100, "x" * 100]) == [1, 2, 1, 100, 100]
+    assert asked == ["a", "bb", "x" * 100, "x" * 100]  # long words are not worth remembering
+    memory.ids(map(str, range(200_000)))
+    assert len(memory) <= 1 << 15
 
 
 def test_threads_share_a_tokenizer(write: Write) -> None:
