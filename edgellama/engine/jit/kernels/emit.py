@@ -13,7 +13,8 @@ from typing import Any
 
 import llvmlite.binding
 from llvmlite import ir
-from numba.core import cgutils
+from numba.core import cgutils, config
+from numba.core.codegen import get_host_cpu_features
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
@@ -26,8 +27,17 @@ def vector(kind: Any, n: int) -> Any:
 
 @functools.cache
 def host() -> frozenset[str]:
-    """Features of this CPU, as LLVM names them, and its architecture."""
-    found = {name for name, present in llvmlite.binding.get_host_cpu_features().items() if present}
+    """Features Numba compiles for, as LLVM names them, and the architecture.
+
+    As for all of Numba, the variables NUMBA_CPU_NAME and NUMBA_CPU_FEATURES override the host's.
+    """
+    if config.CPU_FEATURES is not None:
+        listed = config.CPU_FEATURES
+    elif config.CPU_NAME in (None, llvmlite.binding.get_host_cpu_name()):
+        listed = get_host_cpu_features()
+    else:
+        listed = ""
+    found = {feature[1:] for feature in listed.split(",") if feature.startswith("+")}
     found.add(llvmlite.binding.get_default_triple().partition("-")[0])
     return frozenset(found)
 
