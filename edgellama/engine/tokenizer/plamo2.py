@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from edgellama.engine.tokenizer.vocabulary import BYTE, NONE, Vocabulary
+from edgellama.errors import InvalidFileError
 
 _UNKNOWN_SCORE = -10_000_000
 _INVALID_SCORE = -20_000_000
@@ -26,6 +27,8 @@ class Plamo2:
                 lengths.setdefault(text[0], set()).add(len(text))
         self._lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
         self._bytes = [vocabulary.ids.get(f"<0x{byte:02X}>", NONE) for byte in range(256)]
+        if NONE in self._bytes:
+            raise InvalidFileError(f"the vocabulary has no token <0x{self._bytes.index(NONE):02X}> for that byte")
 
     def encode(self, text: str, *, after_special: bool) -> list[int]:  # noqa: ARG002  (one signature for all kinds)
         """Ids of `text`, without a byte order mark at its start."""

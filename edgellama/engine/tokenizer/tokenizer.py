@@ -86,11 +86,11 @@ class GGUFTokenizer:
 
     def piece(self, token: int) -> bytes:
         """See `Tokenizer.piece`; b"" for ids outside the vocabulary."""
-        return self._pieces[token] if 0 <= token < self.size else b""
+        return self._pieces[token] if 0 <= token < len(self._vocabulary.texts) else b""
 
     @functools.cached_property
     def _pieces(self) -> list[bytes]:
-        return [self._piece(token) for token in range(self.size)]
+        return [self._piece(token) for token in range(len(self._vocabulary.texts))]
 
     def _piece(self, token: int) -> bytes:
         attribute, kind = self._vocabulary.attributes[token], self._vocabulary.kind
@@ -112,7 +112,7 @@ class GGUFTokenizer:
 
     def text_of(self, token: int) -> str:
         """See `Tokenizer.text_of`; "" for ids outside the vocabulary."""
-        if not 0 <= token < self.size:
+        if not 0 <= token < len(self._vocabulary.texts):
             return ""
         return re.sub("[\udc80-\udcff]", "\ufffd", self._vocabulary.texts[token])
 
@@ -123,7 +123,7 @@ class GGUFTokenizer:
     @property
     def size(self) -> int:
         """Number of ids."""
-        return len(self._vocabulary.texts)
+        return self._vocabulary.size
 
     @property
     def bos(self) -> int:

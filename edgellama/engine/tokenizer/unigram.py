@@ -9,7 +9,7 @@ from array import array
 from itertools import groupby
 
 from edgellama.engine.tokenizer.charsmap import CharacterMap
-from edgellama.engine.tokenizer.vocabulary import NORMAL, SPACE, UNUSED, USER_DEFINED, Vocabulary
+from edgellama.engine.tokenizer.vocabulary import NONE, NORMAL, SPACE, UNUSED, USER_DEFINED, Vocabulary
 from edgellama.engine.tokenizer.words import WordMemory, before_spaces
 
 _UNKNOWN_PENALTY = 10.0
@@ -63,6 +63,8 @@ class Unigrams:
         ids = self._words.ids(self._word_starts.split(self._spaced(self._map.normalize(text))))
         if self._unknown not in ids:
             return ids
+        if self._unknown == NONE:
+            return [token for token in ids if token != NONE]
         merged: list[int] = []
         for token, run in groupby(ids):
             merged += [token] if token == self._unknown else run

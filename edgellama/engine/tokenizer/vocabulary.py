@@ -18,6 +18,7 @@ _ATTRIBUTES: dict[float, int] = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER_DEFI
 
 NONE = -1
 _ARRAY_HEAD_BYTES = 16
+_CONVERT_AGAIN = "convert the model again, or fetch another file of it"
 SPACE = "\u2581"
 
 _KINDS = {
@@ -112,13 +113,13 @@ class Vocabulary:
         if kind == "bpe" and not pre:
             self.notices = ("the file does not name its pre-tokenizer; `default` may cut words in other places",)
         encoded = header.encoded_metadata() if kind != "none" else {}
-        self.texts = _texts(encoded.get("tokenizer.ggml.tokens", b"")) if kind != "none" else [""] * self._size(header)
+        self.texts = _texts(encoded.get("tokenizer.ggml.tokens", b""))
+        self.size = len(self.texts) if kind != "none" else header.number("vocab_size")
+        """Number of ids; a model without vocabulary has ids without texts."""
         self.ids: dict[str, int] = dict(zip(self.texts, range(len(self.texts)), strict=True))
         self.merges = _merges(encoded.get("tokenizer.ggml.merges", b"")) if kind == "bpe" else {}
         self.scores = _numbers(encoded.get("tokenizer.ggml.scores", b""), len(self.texts)) or [0.0] * len(self.texts)
-        self.charsmap = (
-            encoded.get("tokenizer.ggml.precompiled_charsmap", b"")[_ARRAY_HEAD_BYTES:] if kind == "ugm" else b""
-        )
+        self.charsmap = _bytes(encoded.get("tokenizer.ggml.precompiled_charsmap", b"")) if kind == "ugm" else b""
         types = _numbers(encoded.get("tokenizer.ggml.token_type", b""), len(self.texts))
         self.types = [_ATTRIBUTES.get(kind, 0) for kind in types] if types else [NORMAL] * len(self.texts)
         """Attributes by the file's own types."""
@@ -128,10 +129,6 @@ class Vocabulary:
         self.special = self._special_ids()
         self.ends = frozenset(self._end_ids())
         self._strip_flags(header)
-
-    @staticmethod
-    def _size(header: Header) -> int:
-        return header.number("vocab_size")
 
     def _flag(self, name: str, default: bool) -> bool:
         value = self._metadata.get(f"tokenizer.ggml.{name}", default)
@@ -259,3 +256,13 @@ def _numbers(encoded: bytes, most: int) -> list[float]:
     _, element, count = struct.unpack_from("<IIQ", encoded)
     letter = {ValueType.INT32: "i", ValueType.FLOAT32: "f"}[ValueType(element)]
     return list(struct.unpack_from(f"<{min(count, most)}{letter}", encoded, _ARRAY_HEAD_BYTES))
+
+
+def _bytes(encoded: bytes) -> bytes:
+    """The elements of an encoded array of bytes."""
+    if not encoded:
+        return b""
+    kind, element = struct.unpack_from("<II", encoded)
+    if kind != ValueType.ARRAY or element not in (ValueType.INT8, ValueType.UINT8):
+        raise InvalidFileError("tokenizer.ggml.precompiled_charsmap is no array of bytes", _CONVERT_AGAIN)
+    return encoded[_ARRAY_HEAD_BYTES:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 import threading
 import unicodedata
 from collections.abc import Callable, Iterable
@@ -23,7 +24,7 @@ from edgellama.engine import tokenizer
 from edgellama.engine.tokenizer import GGUFTokenizer, code_points, merging, splitting
 from edgellama.engine.tokenizer.pre_tokenizers import NAMED
 from edgellama.engine.tokenizer.words import WordMemory, before_spaces
-from edgellama.errors import GGUFError, UnsupportedError
+from edgellama.errors import EdgellamaError, GGUFError, InvalidFileError, UnsupportedError
 from edgellama.gguf_io import Typed, ValueType
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -319,12 +320,64 @@ def test_unknown_tokenizers_are_refused_aloud(write: Write) -> None:
         write("gpt2", ["a", "a"], merges=["a a"], bos_token_id=0, eos_token_id=0)
 
 
+def test_damaged_vocabularies_are_refused(write: Write) -> None:
+    texts, types = ["<pad>", "</s>", "<unk>", "▁", "a"], [CONTROL, CONTROL, UNKNOWN, NORMAL, NORMAL]
+    keys = {"scores": [0.0, 0.0, 0.0, -1.0, -2.0]}
+    with pytest.raises(InvalidFileError, match="no array of bytes"):
+        write("t5", texts, types, precompiled_charsmap=[1000, 2000], **keys)
+    for data in (b"\1\2\3", b"\xff\xff\xff\xff" + bytes(40), b"\x10\0\0\0" + bytes(8)):
+        with pytest.raises(InvalidFileError, match="trie"):
+            write("t5", texts, types, precompiled_charsmap=as_bytes(data), **keys)
+    draw = random.Random(14)
+    for _ in range(200):
+        data = struct.pack("<I", 1024) + draw.randbytes(1024 + 60)
+        try:
+            ids = write("t5", texts, types, precompiled_charsmap=as_bytes(data), **keys).tokenize("a b\tcé漢" * 3)
+        except InvalidFileError:
+            continue
+        assert set(ids) <= set(range(5))
+    with pytest.raises(InvalidFileError, match="<0x00>"):
+        write("plamo2", ["<unk>", "<s>", "</s>", "a"])
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
+def test_files_with_changed_bytes_are_refused_or_work(kind: str, write_vocabulary: Any, tmp_path: Path) -> None:
+    if kind == "gpt2":
+        keys = gpt2_keys([("<|im_end|>", CONTROL), ("  ", USER_DEFINED)])
+    elif kind == "llama":
+        keys = {"model": "llama", **spm([("▁", -1.0, NORMAL), ("▁a", -2.0, NORMAL), ("<s", -2.0, USER_DEFINED)])}
+    else:
+        keys = {"model": "bert", "texts": [*BERT, "▁a"], "types": [CONTROL] * 5 + [NORMAL], **BERT_IDS}
+    path = write_vocabulary(tmp_path / "changed.gguf", **keys)
+    whole = path.read_bytes()
+    draw = random.Random(15)
+    for _ in range(250):
+        data = bytearray(whole)
+        for _ in range(draw.choice([1, 1, 3])):
+            data[draw.randrange(24, len(data))] = draw.choice([0, 255, draw.randrange(256)])
+        path.write_bytes(data)
+        try:
+            ours = tokenizer.load(path)
+        except EdgellamaError:
+            continue
+        assert all(0 <= token < ours.size for token in ours.tokenize("a  é<|im_end|><s>", special=True, add_bos=True))
+
+
+def as_bytes(data: bytes) -> Typed:
+    return Typed(list(data), ValueType.ARRAY, ValueType.UINT8)
+
+
+def test_texts_without_any_known_character_give_no_invalid_ids(write: Write) -> None:
+    ours = write("t5", ["a", "b"], [NORMAL, NORMAL], scores=[-1.0, -2.0])
+    assert ours.tokenize("axb") == [0, 1]
+
+
 def test_a_model_without_vocabulary_takes_no_text(tmp_path: Path) -> None:
-    keys = {"general.architecture": "llama", "llama.vocab_size": 7, "tokenizer.ggml.model": "none"}
+    keys = {"general.architecture": "llama", "llama.vocab_size": 2_000_000_000, "tokenizer.ggml.model": "none"}
     path = tmp_path / "none.gguf"
     path.write_bytes(gguf_io.header_bytes(keys, []))
     ours = tokenizer.load(path)
-    assert (ours.size, ours.bos, ours.eos, ours.piece(3), ours.control_texts()) == (7, -1, -1, b"", [])
+    assert (ours.size, ours.bos, ours.eos, ours.piece(3), ours.control_texts()) == (2_000_000_000, -1, -1, b"", [])
     with pytest.raises(UnsupportedError):
         ours.tokenize("a")
 
