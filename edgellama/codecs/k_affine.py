@@ -19,18 +19,23 @@ from gguf import GGMLQuantizationType
 from edgellama.codecs import definitions, search
 from edgellama.codecs.base import Codec, register
 from edgellama.codecs.compiling import kernel
-from edgellama.codecs.rounding import nearest_int, put_half
+from edgellama.codecs.rounding import nearest_int, put_half, requantize
 
 F = np.float32
 ZERO = F(0)
 LANES = 16
 
-_q2_plain = search.affine(16, 3, -0.5, 0.1, 15, LANES, absolute=True)
+_q2_plain = search.affine(16, 3, -0.5, 0.1, 15, LANES, absolute=True, weigh=search.weigh_by_size)
 _q2_weighted = search.affine(16, 3, -0.9, 0.05, 36, LANES)
-_q4_plain = search.affine(32, 15, -1.0, 0.1, 20, LANES)
+_q4_plain = search.affine(32, 15, -1.0, 0.1, 20, LANES, weigh=search.weigh_by_spread)
 _q4_weighted = search.affine(32, 15, -0.9, 0.05, 36, LANES)
-_q5_plain = search.affine(32, 31, -0.5, 0.1, 15, LANES)
+_q5_plain = search.affine(32, 31, -0.5, 0.1, 15, LANES, weigh=search.weigh_by_spread)
 _q5_weighted = search.affine(32, 31, -0.9, 0.05, 36, LANES)
+
+
+@kernel
+def _at(array: Any) -> Any:
+    return nb.uint64(array.ctypes.data)
 
 
 @kernel
@@ -42,10 +47,11 @@ def _load(row: Any, first: Any, xs: Any) -> Any:
     n = xs.shape[0]
     wide = True
     for j in range(256 // n):
-        low, high = ZERO, row[n * j]
+        own, lane = row[n * j : n * j + n], xs[:, first + j]
+        low, high = ZERO, own[0]
         for i in range(n):
-            value = row[n * j + i]
-            xs[i, first + j] = value
+            value = own[i]
+            lane[i] = value
             low = min(low, value)
             high = max(high, value)
         span = high - low
@@ -114,9 +120,7 @@ def _requantize(row: Any, lanes: Any, lane: Any, j: Any, d: Any, dm: Any, top: A
         for i in range(n):
             codes[n * j + i] = np.uint8(lanes[i, lane])
     else:
-        for i in range(n):
-            q = np.int32(nearest_int((row[n * j + i] + dm) / d))
-            codes[n * j + i] = np.uint8(max(np.int32(0), min(np.int32(top), q)))
+        requantize(_at(row) + 4 * n * j, _at(codes) + n * j, n // 16, dm, d, 0, top)
 
 
 @kernel
@@ -139,14 +143,16 @@ def _close(row: Any, lanes: Any, first: Any, d: Any, dmin: Any, steps: Any, code
         _requantize(row, lanes, first + j, j, d * F(scale), dmin * F(minimum), 31 if five else 15, codes)
     at = 48 if five else 16
     for g in range(4):
+        low, high, out = codes[64 * g : 64 * g + 32], codes[64 * g + 32 : 64 * g + 64], y[at + 32 * g :]
         for i in range(32):
-            y[at + 32 * g + i] = (codes[64 * g + i] & 15) | ((codes[64 * g + 32 + i] & 15) << 4)
+            out[i] = np.uint8(low[i] & 15) | np.uint8(high[i] << 4)
     if five:
-        for i in range(32):
-            bits = np.uint8(0)
-            for g in range(8):
-                bits |= (codes[32 * g + i] >> 4) << g
-            y[16 + i] = bits
+        out = y[16:48]
+        out[:] = 0
+        for g in range(8):
+            own = codes[32 * g : 32 * g + 32]
+            for i in range(32):
+                out[i] |= np.uint8((own[i] >> 4) << g)
 
 
 @kernel
@@ -168,18 +174,12 @@ def _close_weighted(row: Any, lanes: Any, first: Any, found: Any, sums: Any, ste
 
 
 @kernel
-def _at(array: Any) -> Any:
-    return nb.uint64(array.ctypes.data)
-
-
-@kernel
 def _q4_k_plain(x: Any, y: Any, odd: Any) -> Any:
     xs, w, levels, found, _, codes, steps = _scratch(32)
     for block in range(0, x.shape[0], 2):
         for half in range(2):
             at = min(block + half, x.shape[0] - 1)
             odd[at] = 0 if _load(x[at], 8 * half, xs) else 1
-        _plain_weights(xs, w)
         _q4_plain(_at(xs), _at(w), _at(levels), _at(found))
         for half in range(2):
             at = min(block + half, x.shape[0] - 1)
@@ -208,7 +208,6 @@ def _q5_k_plain(x: Any, y: Any, odd: Any) -> Any:
         for half in range(2):
             at = min(block + half, x.shape[0] - 1)
             odd[at] = 0 if _load(x[at], 8 * half, xs) else 1
-        _plain_weights(xs, w)
         _q5_plain(_at(xs), _at(w), _at(levels), _at(found))
         for half in range(2):
             at = min(block + half, x.shape[0] - 1)
@@ -291,9 +290,6 @@ def _q2_k_plain(x: Any, y: Any, odd: Any) -> Any:
     for block in range(x.shape[0]):
         row = x[block]
         odd[block] = 0 if _load(row, 0, xs) else 1
-        for i in range(16):
-            for j in range(16):
-                w[i, j] = abs(xs[i, j])
         _q2_plain(_at(xs), _at(w), _at(levels), _at(found))
         d, dmin = _q2_scales(found[0], steps[0]), _q2_scales(found[1], steps[1])
         _q2_close(row, levels, d, dmin, steps, codes, y[block])

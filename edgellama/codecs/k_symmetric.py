@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType
 from edgellama.codecs import definitions, search
 from edgellama.codecs.base import Codec, register
 from edgellama.codecs.compiling import kernel
-from edgellama.codecs.rounding import nearest_int, put_half
+from edgellama.codecs.rounding import nearest_int, put_half, requantize
 
 F = np.float32
 ZERO, ONE = F(0), F(1)
@@ -29,8 +29,9 @@ _q6 = search.symmetric(16, 32, 16)
 def _spread(x: Any, lanes: Any) -> Any:
     """Transpose 256 values into lanes[16, 16]."""
     for j in range(16):
+        own, lane = x[16 * j : 16 * j + 16], lanes[:, j]
         for i in range(16):
-            lanes[i, j] = x[16 * j + i]
+            lane[i] = own[i]
 
 
 @kernel
@@ -40,9 +41,8 @@ def _requantize(x: Any, lanes: Any, j: Any, d: Any, half: Any, codes: Any) -> An
         for i in range(16):
             codes[16 * j + i] = np.uint8(lanes[i, j])
     else:
-        for i in range(16):
-            q = nearest_int(x[16 * j + i] / d)
-            codes[16 * j + i] = np.uint8(max(0, min(2 * half - 1, q + half)))
+        at = nb.uint64(x.ctypes.data) + 64 * j
+        requantize(at, nb.uint64(codes.ctypes.data) + 16 * j, 1, ZERO, d, half, 2 * half - 1)
 
 
 @kernel
@@ -87,13 +87,19 @@ def quantize_q6_k(x: Any, importance: Any, y: Any) -> Any:
             scale = np.int8(min(127, nearest_int(iscale * found[0, j])))
             out[192 + j] = np.uint8(scale)
             _requantize(row, levels, j, d * F(scale), 32, codes)
-        for half in range(2):
-            for i in range(32):
-                at = 128 * half + i
-                q1, q2, q3, q4 = codes[at], codes[at + 32], codes[at + 64], codes[at + 96]
-                out[64 * half + i] = (q1 & 15) | ((q3 & 15) << 4)
-                out[64 * half + 32 + i] = (q2 & 15) | ((q4 & 15) << 4)
-                out[128 + 32 * half + i] = (q1 >> 4) | ((q2 >> 4) << 2) | ((q3 >> 4) << 4) | ((q4 >> 4) << 6)
+        _pack_q6(codes, out)
+
+
+@kernel
+def _pack_q6(codes: Any, out: Any) -> Any:
+    for half in range(2):
+        four = codes[128 * half : 128 * half + 128].reshape(4, 32)
+        low, high = out[64 * half : 64 * half + 64].reshape(2, 32), out[128 + 32 * half : 160 + 32 * half]
+        for i in range(32):
+            q1, q2, q3, q4 = four[0, i], four[1, i], four[2, i], four[3, i]
+            low[0, i] = np.uint8(q1 & 15) | np.uint8(q3 << 4)
+            low[1, i] = np.uint8(q2 & 15) | np.uint8(q4 << 4)
+            high[i] = np.uint8(q1 >> 4) | np.uint8((q2 >> 4) << 2) | np.uint8((q3 >> 4) << 4) | np.uint8((q4 >> 4) << 6)
 
 
 @kernel

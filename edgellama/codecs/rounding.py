@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from edgellama.codecs.compiling import intrinsic, kernel
 
@@ -27,10 +28,55 @@ def float_of(_context: Any, value: Any) -> Any:
     return types.float32(types.int32), lambda _c, b, _s, args: b.bitcast(args[0], _F32)
 
 
-@kernel
-def nearest_int(value: Any) -> Any:
-    """Round half to even by the mantissa trick; wraps for |value| >= 2**22, as ggml's does."""
-    return (bits_of(value + np.float32(12582912.0)) & 0x007FFFFF) - 0x00400000
+@intrinsic
+def nearest_int(_context: Any, value: Any) -> Any:
+    """float32 -> int32: half to even by the mantissa trick; wraps for |value| >= 2**22, as ggml's does."""
+    del value
+
+    def emit(_c: Any, b: Any, _s: Any, args: Any) -> Any:
+        bits = b.bitcast(b.fadd(args[0], ir.Constant(_F32, 12582912.0)), _I32)
+        return b.sub(b.and_(bits, ir.Constant(_I32, 0x007FFFFF)), ir.Constant(_I32, 0x00400000))
+
+    return types.int32(types.float32), emit
+
+
+@intrinsic
+def requantize(_context: Any, x: Any, codes: Any, groups: Any, offset: Any, d: Any, middle: Any, top: Any) -> Any:
+    """codes = nearest_int((x + offset) / d) + middle, kept within 0..top, for `groups` times 16 values.
+
+    x is the address of float32, codes that of bytes. Vectors of 16, since Numba's loops of divisions stay scalar.
+    """
+    del x, codes, groups, offset, d, middle, top
+    f32, i32 = types.float32, types.int32
+    signature = types.void(types.uint64, types.uint64, types.int64, f32, f32, i32, i32)
+
+    def emit(context: Any, b: Any, _s: Any, args: Any) -> Any:
+        x_at, codes_at, groups_, offset_, d_, middle_, top_ = args
+        floats, words, small = (ir.VectorType(kind, 16) for kind in (_F32, _I32, ir.IntType(8)))
+        source, target = b.inttoptr(x_at, floats.as_pointer()), b.inttoptr(codes_at, small.as_pointer())
+        offsets, divisors = _splat(b, offset_, floats), _splat(b, d_, floats)
+        middles, tops = _splat(b, middle_, words), _splat(b, top_, words)
+        with cgutils.for_range(b, groups_) as loop:
+            value = b.load(b.gep(source, [loop.index]))
+            value.align = 4
+            scaled = b.fdiv(b.fadd(value, offsets), divisors)
+            bits = b.bitcast(b.fadd(scaled, ir.Constant(floats, [12582912.0] * 16)), words)
+            level = b.sub(b.and_(bits, ir.Constant(words, [0x007FFFFF] * 16)), ir.Constant(words, [0x00400000] * 16))
+            level = b.add(level, middles)
+            level = b.select(b.icmp_signed("<", level, tops), level, tops)
+            zeros = ir.Constant(words, [0] * 16)
+            level = b.select(b.icmp_signed(">", level, zeros), level, zeros)
+            b.store(b.trunc(level, small), b.gep(target, [loop.index])).align = 1
+        return context.get_dummy_value()
+
+    return signature, emit
+
+
+def _splat(b: Any, scalar: Any, kind: Any) -> Any:
+    """The scalar in every lane."""
+    undefined = ir.Constant(kind, ir.Undefined)
+    first = b.insert_element(undefined, scalar, ir.Constant(_I32, 0))
+    return b.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_I32, kind.count), [0] * kind.count))
 
 
 @kernel

@@ -50,8 +50,32 @@ def _kernel(arguments: int, emit: Callable[..., None]) -> Any:
     return four
 
 
-def affine(n: int, top: int, rmin: float, rdelta: float, steps: int, lanes: int, *, absolute: bool = False) -> Any:
+def weigh_by_size(v: Lanes, n: int, x: Array, w: Array) -> None:
+    """w = |x|."""
+    v.each(n, lambda i: w.put(i, x[i].abs()))
+
+
+def weigh_by_spread(v: Lanes, n: int, x: Array, w: Array) -> None:
+    """w = sqrt(mean square of the sub-block) + |x|."""
+    (total,) = v.fold(n, [v.const(0)], lambda i, total: [total + x[i] * x[i]])
+    usual = v.call("sqrt", total / v.const(n))
+    v.each(n, lambda i: w.put(i, usual + x[i].abs()))
+
+
+def affine(
+    n: int,
+    top: int,
+    rmin: float,
+    rdelta: float,
+    steps: int,
+    lanes: int,
+    *,
+    absolute: bool = False,
+    weigh: Callable[[Lanes, int, Array, Array], None] | None = None,
+) -> Any:
     """x ~ scale * level - minimum with levels 0..top: kernel(x, w, levels, out), out = [scale, minimum].
+
+    `weigh` fills w first; without it the caller has.
 
     The range of each lane must be 0 or within 2**-100 .. 2**120, so that no level wraps; the caller sends other
     superblocks to the scalar definition.
@@ -61,6 +85,8 @@ def affine(n: int, top: int, rmin: float, rdelta: float, steps: int, lanes: int,
         v = Lanes(builder, lanes)
         x, w, levels, out = (v.array(a) for a in (x_at, w_at, levels_at, out_at))
         zero, highest = v.const(0), v.const(top)
+        if weigh is not None:
+            weigh(v, n, x, w)
 
         def level(value: Float, iscale: Float, low: Float) -> Float:
             return (iscale * (value - low)).round_even().at_most(highest).at_least(zero)
