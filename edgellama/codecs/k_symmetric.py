@@ -22,7 +22,8 @@ ZERO, ONE = F(0), F(1)
 
 _q3_refined = search.refined(16, 4, 16)
 _q3_weighted = search.symmetric(16, 4, 16)
-_q6 = search.symmetric(16, 32, 16)
+_q6_plain = search.symmetric(16, 32, 16, weigh=search.weigh_by_square)
+_q6_weighted = search.symmetric(16, 32, 16)
 
 
 @kernel
@@ -71,11 +72,9 @@ def quantize_q6_k(x: Any, importance: Any, y: Any) -> Any:
         _spread(row, xs)
         if importance.shape[0]:
             _spread(importance[block % importance.shape[0]], w)
+            _q6_weighted(a, b, c, e)
         else:
-            for i in range(16):
-                for j in range(16):
-                    w[i, j] = xs[i, j] * xs[i, j]
-        _q6(a, b, c, e)
+            _q6_plain(a, b, c, e)
         extreme, magnitude = _largest(found[0])
         if magnitude < F(1e-15):
             for i in range(210):

@@ -62,6 +62,14 @@ def weigh_by_spread(v: Lanes, n: int, x: Array, w: Array) -> None:
     v.each(n, lambda i: w.put(i, usual + x[i].abs()))
 
 
+def weigh_by_square(v: Lanes, n: int, x: Array, w: Array) -> None:
+    """w = x * x."""
+    v.each(n, lambda i: w.put(i, x[i] * x[i]))
+
+
+Weigh = Callable[[Lanes, int, Array, Array], None]
+
+
 def affine(
     n: int,
     top: int,
@@ -71,7 +79,7 @@ def affine(
     lanes: int,
     *,
     absolute: bool = False,
-    weigh: Callable[[Lanes, int, Array, Array], None] | None = None,
+    weigh: Weigh | None = None,
 ) -> Any:
     """x ~ scale * level - minimum with levels 0..top: kernel(x, w, levels, out), out = [scale, minimum].
 
@@ -140,13 +148,18 @@ def affine(
     return _kernel(4, emit)
 
 
-def symmetric(n: int, half: int, lanes: int) -> Any:
-    """x ~ scale * (level - half) with levels 0..2*half-1: kernel(x, w, levels, out), out = [scale, unused]."""
+def symmetric(n: int, half: int, lanes: int, *, weigh: Weigh | None = None) -> Any:
+    """x ~ scale * (level - half) with levels 0..2*half-1: kernel(x, w, levels, out), out = [scale, unused].
+
+    `weigh` fills w first; without it the caller has.
+    """
 
     def emit(builder: Any, x_at: Any, w_at: Any, levels_at: Any, out_at: Any) -> None:
         v = Lanes(builder, lanes)
         x, w, levels, out = (v.array(a) for a in (x_at, w_at, levels_at, out_at))
         zero, bottom, top = v.const(0), v.const(-half), v.const(half - 1)
+        if weigh is not None:
+            weigh(v, n, x, w)
 
         def level(value: Float, iscale: Float) -> Float:
             return (iscale * value).round_even().at_most(top).at_least(bottom)
