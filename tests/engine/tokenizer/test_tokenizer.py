@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
 import struct
+import textwrap
 import threading
 import unicodedata
 from collections.abc import Callable, Iterable
@@ -42,6 +44,10 @@ TEXTS = [
 ]  # fmt: skip
 
 
+LESSON = inspect.getsource(textwrap) + inspect.getsource(inspect)[:60_000] + " ".join(TEXTS)
+"""What vocabularies are trained on: some thousand words, without the text of any control token."""
+
+
 @pytest.fixture
 def write(tmp_path: Path, write_vocabulary: Any) -> Write:
     """`write(model, texts, types=None, whole_rule=False, **keys)` writes a vocabulary file and loads its tokenizer."""
@@ -62,7 +68,7 @@ def train_bpe(pre: Any, size: int = 900) -> tuple[Any, list[str], list[str]]:
     made.decoder = decoders.ByteLevel()
     letters = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=letters, show_progress=False)
-    made.train_from_iterator([Path(__file__).read_text(encoding="utf-8"), *TEXTS * 4], trainer)
+    made.train_from_iterator([LESSON, *TEXTS * 4], trainer)
     ids = made.get_vocab()
     merges = [" ".join(merge) for merge in json.loads(made.to_str())["model"]["merges"]]
     return made, sorted(ids, key=lambda text: ids[text]), merges
@@ -127,7 +133,7 @@ def train_spm() -> tuple[Any, list[tuple[str, float, int]]]:
     made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     trainer = trainers.BpeTrainer(vocab_size=700, show_progress=False)
-    made.train_from_iterator([Path(__file__).read_text(encoding="utf-8")], trainer)
+    made.train_from_iterator([LESSON], trainer)
     state = json.loads(made.to_str())["model"]
     learned = sorted(state["vocab"], key=lambda text: state["vocab"][text])
     extra = [(text, -float(index), NORMAL) for index, text in enumerate(learned)]
@@ -172,9 +178,8 @@ def test_unigram_gives_the_ids_of_tokenizers(write: Write) -> None:
     trained = hf.Tokenizer(models.Unigram())
     trained.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-    source = Path(__file__).read_text(encoding="utf-8")
     trainer = trainers.UnigramTrainer(vocab_size=500, unk_token="<unk>", show_progress=False)
-    trained.train_from_iterator([source], trainer)
+    trained.train_from_iterator([LESSON], trainer)
     learned = json.loads(trained.to_str())["model"]["vocab"]
     assert learned[0][0] == "<unk>"
     pieces = [["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], *learned[1:]]
