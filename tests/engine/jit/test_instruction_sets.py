@@ -13,9 +13,7 @@ import pytest
 _OLD = "+cx16,+sahf,+popcnt,+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2"
 _SETS = {
     "avx2": ("haswell", f"{_OLD},+avx,+avx2,+bmi,+bmi2,+f16c,+fma"),
-    "avx": ("ivybridge", f"{_OLD},+avx,+f16c"),
     "sse4": ("nehalem", _OLD),
-    "sse2": ("x86-64", "+sse,+sse2"),
 }
 
 
