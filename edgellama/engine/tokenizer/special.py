@@ -12,8 +12,6 @@ Part = str | int
 """Plain text, or the id of a special token."""
 
 _C_SPACES = " \t\n\v\f\r"
-
-
 _START_CHARACTERS = 16
 _MOST_STARTS = 1 << 16
 
@@ -24,6 +22,9 @@ class _Finder:
     def __init__(self, texts: list[tuple[int, str]]) -> None:
         """`texts`: token and text, in the order in which they take their places."""
         self._texts = texts
+        self._groups: dict[str, list[tuple[int, str]]] = {}
+        for token, text in texts:
+            self._groups.setdefault(text[:2], []).append((token, text))
         firsts = "".join(sorted({re.escape(text[0]) for _, text in texts}))
         self._firsts = re.compile(f"[{firsts}]") if firsts else None
 
@@ -39,16 +40,17 @@ class _Finder:
                     found |= self._beginning(starts)
                     starts.clear()
             found |= self._beginning(starts)
-        return [(token, wanted) for token, wanted in self._texts if token in found]
+        return [(token, wanted) for token, wanted in self._texts if token in found] if found else []
 
     def _beginning(self, starts: set[str]) -> set[int]:
         ordered = sorted(starts)
         found = set()
-        for token, wanted in self._texts:
-            start = wanted[:_START_CHARACTERS]
-            at = bisect_left(ordered, start)
-            if at < len(ordered) and ordered[at].startswith(start):
-                found.add(token)
+        for pair in {start[:size] for start in starts for size in (1, 2)}:
+            for token, wanted in self._groups.get(pair, ()):
+                beginning = wanted[:_START_CHARACTERS]
+                at = bisect_left(ordered, beginning)
+                if at < len(ordered) and ordered[at].startswith(beginning):
+                    found.add(token)
         return found
 
 
