@@ -25,18 +25,6 @@ LETTER_OF_BYTE = _letters()
 BYTE_OF_LETTER = {chr(letter): byte for byte, letter in LETTER_OF_BYTE.items()}
 
 
-class _Spaceless(dict[int, str]):
-    """A table for `str.translate`: a space for every kind of white space, lower case where wanted."""
-
-    def __init__(self, lower_case: bool) -> None:
-        super().__init__(dict.fromkeys(map(ord, code_points.SPACES), " "))
-        self._lower_case = lower_case
-
-    def __missing__(self, code: int) -> str:
-        self[code] = written = code_points.lower(chr(code)) if self._lower_case else chr(code)
-        return written
-
-
 class BytePairs:
     """Ids of texts without special tokens."""
 
@@ -45,7 +33,8 @@ class BytePairs:
         self._ranks = vocabulary.merges
         self._pre = vocabulary.pre
         self._escape = vocabulary.escape_spaces
-        self._without_spaces = _Spaceless(vocabulary.lower_case) if vocabulary.model == "whitespace" else None
+        self._lower_case = vocabulary.lower_case
+        self._without_spaces = code_points.Table(self._bare) if vocabulary.model == "whitespace" else None
         self._merger = Merger(self._rank, self._joins)
         self._words = WordMemory(self._word)
 
@@ -64,6 +53,11 @@ class BytePairs:
     @functools.cached_property
     def _word_starts(self) -> re.Pattern[str]:
         return before_spaces(merge.replace(" ", "") for merge in self._ranks)
+
+    def _bare(self, character: str) -> str:
+        if character in code_points.SPACES:
+            return " "
+        return code_points.lower(character) if self._lower_case else character
 
     def _rank(self, left: str, right: str) -> int | None:
         return self._ranks.get(f"{left} {right}")

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from edgellama.errors import InvalidFileError
 
+_MOST_REMEMBERED = 1 << 16
 _FILE_ADVICE = "convert the model again, or fetch another file of it"
 
 
@@ -55,6 +56,8 @@ class CharacterMap:
         character = text[at]
         known = self._first.get(character)
         if known is None:
+            if len(self._first) >= _MOST_REMEMBERED:
+                self._first.clear()
             known = self._first[character] = self._walk(self._offset(0), character)
         written, node = known
         end = longest = at + 1

@@ -6,6 +6,7 @@ import functools
 import re
 import unicodedata
 from bisect import bisect_right
+from collections.abc import Callable
 
 from edgellama.engine.tokenizer.unicode_categories import RUNS
 
@@ -19,6 +20,7 @@ HAN_LETTER, HAN_OTHER = "\xd6", "\xd7"
 _OTHER = "\xd0"
 _COLLAPSED = {"L": LETTER, "N": NUMBER, "P": PUNCTUATION, "M": MARK, "S": SYMBOL}
 _SPACE = "\v"
+_MOST_REMEMBERED = 1 << 16
 
 _HAN = (
     (0x3400, 0x4DBF),
@@ -62,23 +64,35 @@ def base(character: str) -> str:
     return character if category(character) == "U" else unicodedata.normalize("NFD", character)[0]
 
 
-class _Translation(dict[int, str]):
-    """A table for `str.translate` that fills itself with the code points it meets. ASCII stays as it is."""
+class Table(dict[int, str]):
+    """A table for `str.translate` that computes each code point when it first meets it, and holds a bounded number."""
 
-    def __init__(self, han: bool) -> None:
-        super().__init__({code: chr(code) for code in range(128)} | dict.fromkeys(_NON_ASCII_SPACES, _SPACE))
-        self._han = han
+    def __init__(self, written: Callable[[str], str]) -> None:
+        super().__init__()
+        self._written = written
 
     def __missing__(self, code: int) -> str:
-        character = chr(code)
-        written = _COLLAPSED.get(category(character), _OTHER)
-        if self._han and is_han(character):
-            written = HAN_LETTER if written == LETTER else HAN_OTHER
-        self[code] = written
+        if len(self) >= _MOST_REMEMBERED:
+            self.clear()
+        self[code] = written = self._written(chr(code))
         return written
 
 
-_TRANSLATIONS = {False: _Translation(han=False), True: _Translation(han=True)}
+def _class(character: str) -> str:
+    if character.isascii():
+        return character
+    return _SPACE if character in SPACES else _COLLAPSED.get(category(character), _OTHER)
+
+
+def _class_with_han(character: str) -> str:
+    written = _class(character)
+    if character.isascii() or not is_han(character):
+        return written
+    return HAN_LETTER if written == LETTER else HAN_OTHER
+
+
+_CLASSES = Table(_class)
+_CLASSES_WITH_HAN = Table(_class_with_han)
 _SPACES_ONLY = dict.fromkeys(_NON_ASCII_SPACES, _SPACE)
 
 
@@ -87,7 +101,7 @@ def collapsed(text: str, *, han: bool = False) -> str:
 
     `han` tells Chinese characters from other letters.
     """
-    return text if text.isascii() else text.translate(_TRANSLATIONS[han])
+    return text if text.isascii() else text.translate(_CLASSES_WITH_HAN if han else _CLASSES)
 
 
 def plain_spaces(text: str) -> str:

@@ -12,31 +12,6 @@ _CHINESE = (
 )  # the sixth should begin at 0x2B820; the tokenizers of the models have this slip too
 
 
-class _Normalizer(dict[int, str]):
-    """A table for `str.translate`: spaces around what stands alone, nothing for what is dropped, lower case."""
-
-    def __init__(self, lower_case: bool, strip_accents: bool) -> None:
-        super().__init__()
-        self._lower_case = lower_case
-        self._strip_accents = strip_accents
-
-    def __missing__(self, code: int) -> str:
-        self[code] = written = self._written(chr(code))
-        return written
-
-    def _written(self, character: str) -> str:
-        if self._strip_accents:
-            character = code_points.base(character)
-        if character in code_points.SPACES:
-            return " "
-        kind = code_points.category(character)
-        if character in "\0\ufffd" or kind == "C" or (self._strip_accents and kind == "M"):
-            return ""
-        written = code_points.lower(character) if self._lower_case else character
-        stands_alone = kind == "P" or (ord(character) < 0x7F and kind == "S") or _is_chinese(character)
-        return f" {written} " if stands_alone else written
-
-
 def _is_chinese(character: str) -> bool:
     return any(first <= ord(character) <= last for first, last in _CHINESE)
 
@@ -47,7 +22,9 @@ class WordPieces:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._ids = vocabulary.ids
         self._unknown = vocabulary.special["unknown"]
-        self._normalizer = _Normalizer(vocabulary.lower_case, vocabulary.strip_accents)
+        self._lower_case = vocabulary.lower_case
+        self._strip_accents = vocabulary.strip_accents
+        self._normalizer = code_points.Table(self._written)
         self._lengths = self._lengths_by_first()
         self._words = WordMemory(self._word)
 
@@ -57,6 +34,19 @@ class WordPieces:
         for text in self._ids:
             lengths.setdefault(text[0], set()).add(len(text))
         return {first: sorted(found, reverse=True) for first, found in lengths.items()}
+
+    def _written(self, character: str) -> str:
+        """Spaces around what stands alone, nothing for what is dropped, lower case."""
+        if self._strip_accents:
+            character = code_points.base(character)
+        if character in code_points.SPACES:
+            return " "
+        kind = code_points.category(character)
+        if character in "\0\ufffd" or kind == "C" or (self._strip_accents and kind == "M"):
+            return ""
+        written = code_points.lower(character) if self._lower_case else character
+        stands_alone = kind == "P" or (ord(character) < 0x7F and kind == "S") or _is_chinese(character)
+        return f" {written} " if stands_alone else written
 
     def encode(self, text: str, *, after_special: bool) -> list[int]:  # noqa: ARG002  (one signature for all kinds)
         """Ids of `text`."""
