@@ -41,6 +41,7 @@ class ExactOps:
 
     def __init__(self, model: Model, cells: Cells, storage: Storage, step: Step, tick: Callable[[], None]) -> None:
         self._cells, self._storage, self._step, self._tick = cells, storage, step, tick
+        self._ropes = model.ropes
         self._turns = [rope.cos_sin(step.positions) for rope in model.ropes]
 
     def embed(self, table: Weight) -> Floats:
@@ -77,7 +78,7 @@ class ExactOps:
 
     def rope(self, x: Floats, heads: int, rope: int) -> Floats:
         turned = x.reshape(len(x), heads, -1).copy()
-        rotate(turned, *self._turns[rope], self._storage._model.ropes[rope].layout)
+        rotate(turned, *self._turns[rope], self._ropes[rope].layout)
         return turned.reshape(x.shape)
 
     def attention(self, q: Floats, k: Floats, v: Floats, layer: Layer, scale: float, softcap: float) -> Floats:

@@ -14,7 +14,7 @@ from edgellama.engine.jit.kernels import layout as at
 from edgellama.engine.jit.kernels.emit import host, integer_dot
 from edgellama.engine.jit.model import Model
 from edgellama.engine.jit.pool import Job, Pool
-from edgellama.engine.jit.recorder import Recorder
+from edgellama.engine.jit.recorder import Recorder, Value
 from edgellama.engine.jit.storage import Storage
 from edgellama.errors import AbortedError
 
@@ -29,13 +29,13 @@ class FastCompute:
         rows = min(options.micro_batch_tokens, options.batch_tokens, cells.count)
         recorder = Recorder(model, storage, rows, max(1, options.threads))
         hidden = forward(recorder, model)
-        body = len(recorder._program)
+        body = recorder.operations
         head(recorder, model, hidden)
         self._program = recorder.finish()
         self._recorder = recorder  # keeps the memory that the program points to
         self._body_operations = body
-        self._input = _view(recorder.input.buffer, rows, model.embedding_length)
-        self._hidden = _view(hidden.buffer, rows, model.embedding_length)
+        self._input = _view(recorder.input, rows)
+        self._hidden = _view(hidden, rows)
         self._step = np.zeros(at.STEP_WORDS, np.int64)
         self._table = model.tensors["token_embd.weight"]
         self._pool = Pool()
@@ -79,6 +79,6 @@ class FastCompute:
         self._pool.close()
 
 
-def _view(buffer: object, rows: int, width: int) -> Floats:
-    memory: NDArray[np.uint8] = buffer.memory  # type: ignore[attr-defined]
-    return memory[: 4 * rows * width].view(np.float32).reshape(rows, width)
+def _view(value: Value, rows: int) -> Floats:
+    assert value.buffer is not None  # noqa: S101
+    return value.buffer.memory[: 4 * rows * value.width].view(np.float32).reshape(rows, value.width)

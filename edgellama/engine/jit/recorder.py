@@ -97,9 +97,10 @@ class Recorder:
         self._kept.append(table)
         return table
 
-    def keep(self, thing: object) -> None:
-        """Hold memory that the program points to."""
-        self._kept.append(thing)
+    @property
+    def operations(self) -> int:
+        """Operations recorded so far."""
+        return len(self._program)
 
     # ---- memory
 
