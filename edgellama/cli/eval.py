@@ -20,6 +20,7 @@ command = click.Group(
     "eval",
     help="Measure a model: perplexity of a text, KL divergence from another model.\n\nFigures are llama-perplexity's.",
     epilog="\b\nExample: edgellama eval ppl model-q4.gguf --text wiki.test.txt",
+    no_args_is_help=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 

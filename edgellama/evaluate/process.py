@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from edgellama.errors import EngineCrashError, EngineError, rebuild
-from edgellama.evaluate.jobs import Answer, Failed, Job, Loading, Measured, Progress, decode_answer
+from edgellama.evaluate.jobs import Answer, Failed, Job, Loading, Measured, PerplexityJob, Progress, decode_answer
+from edgellama.files import sync_folder
 from edgellama.runtime import parent
 from edgellama.runtime.exits import OutOfMemoryKills, describe
 
@@ -24,10 +27,24 @@ def command() -> list[str]:
     return [sys.executable, "-P", "-m", "edgellama.evaluate.child"]
 
 
-def measure(job: Job, on_progress: Callable[[Loading | Progress], None] | None = None) -> Measured:
-    """Run a job to its end. Raises what the engine raises, and EngineCrashError when its process dies."""
-    import os
+OnProgress = Callable[[Loading | Progress], None]
 
+
+def measure(job: Job, on_progress: OnProgress | None = None) -> Measured:
+    """Run a job to its end. Raises what the engine raises, and EngineCrashError when its process dies."""
+    if not isinstance(job, PerplexityJob) or job.save_logits is None:
+        return _run(job, on_progress)
+    target = Path(job.save_logits).absolute()
+    # The process may be killed while it writes: what it leaves then must be ours to remove.
+    with tempfile.TemporaryDirectory(prefix=".edgellama-", dir=target.parent) as folder:
+        written = Path(folder) / "logits"
+        measured = _run(msgspec.structs.replace(job, save_logits=str(written)), on_progress)
+        written.replace(target)
+    sync_folder(target.parent)
+    return measured
+
+
+def _run(job: Job, on_progress: OnProgress | None) -> Measured:
     # Its own session or group: Ctrl-C in the terminal is for us, not for the engine.
     apart: dict[str, Any] = (
         {"creationflags": 0x00000200 | 0x08000000} if sys.platform == "win32" else {"start_new_session": True}
@@ -55,9 +72,7 @@ class _EndedError(Exception):
     """The pipe ended before the last answer."""
 
 
-def _listen(
-    child: subprocess.Popen[bytes], job: Job, on_progress: Callable[[Loading | Progress], None] | None
-) -> Measured:
+def _listen(child: subprocess.Popen[bytes], job: Job, on_progress: OnProgress | None) -> Measured:
     if child.stdin is None or child.stdout is None:
         raise EngineError("the measuring process has no pipes")
     with contextlib.suppress(OSError):  # it died at once: the pipe from it tells
