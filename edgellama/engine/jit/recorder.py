@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellama.engine.jit.kernels import compiled, gemm, ops
+from edgellama.engine.jit.kernels import attention, compiled, gemm, ops
 from edgellama.engine.jit.kernels import layout as at
 from edgellama.engine.jit.kernels.dots import activation_bytes
 from edgellama.engine.jit.kernels.rows import FLOATS, KERNELS
@@ -314,13 +314,13 @@ class Recorder:
         )
         kinds = (_KINDS[self._storage.key_type], _KINDS[self._storage.value_type])
         self._record(
-            ops.store, q.address, q.stride, k.address, k.stride, v.address, v.stride, layer.heads, layer.heads_kv, n,
+            attention.store, q.address, q.stride, k.address, k.stride, v.address, v.stride, layer.heads, layer.heads_kv, n,
             len(rope.frequencies), int(rope.layout == "half"), layer.rope, float(scale), *memory, *kinds,
         )  # fmt: skip
         out = self._new(layer.heads * n, q.rows)
         scratch = self._constant(np.zeros((MOST_THREADS, _SCRATCH_WORDS), np.float32))
         self._record(
-            ops.attention, q.address, q.stride, out.address, out.stride, layer.heads, layer.heads_kv, n, scratch,
+            attention.attention, q.address, q.stride, out.address, out.stride, layer.heads, layer.heads_kv, n, scratch,
             4 * _SCRATCH_WORDS, layer.window, float(softcap), *memory, *kinds,
         )  # fmt: skip
         out.source = len(self._program) - 1
