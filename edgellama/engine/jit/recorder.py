@@ -314,14 +314,14 @@ class Recorder:
         )
         kinds = (_KINDS[self._storage.key_type], _KINDS[self._storage.value_type])
         self._record(
-            attention.store, q.address, q.stride, k.address, k.stride, v.address, v.stride, layer.heads, layer.heads_kv, n,
-            len(rope.frequencies), int(rope.layout == "half"), layer.rope, float(scale), *memory, *kinds,
+            attention.store, q.address, q.stride, k.address, k.stride, v.address, v.stride, layer.heads, layer.heads_kv,
+            n, len(rope.frequencies), int(rope.layout == "half"), layer.rope, float(scale), *memory, *kinds,
         )  # fmt: skip
         out = self._new(layer.heads * n, q.rows)
         scratch = self._constant(np.zeros((MOST_THREADS, _SCRATCH_WORDS), np.float32))
         self._record(
-            attention.attention, q.address, q.stride, out.address, out.stride, layer.heads, layer.heads_kv, n, scratch,
-            4 * _SCRATCH_WORDS, layer.window, float(softcap), *memory, *kinds,
+            attention.attention, q.address, q.stride, out.address, out.stride, layer.heads, layer.heads_kv, n,
+            scratch, 4 * _SCRATCH_WORDS, layer.window, float(softcap), *memory, *kinds,
         )  # fmt: skip
         out.source = len(self._program) - 1
         return out
