@@ -80,7 +80,9 @@ def _errors(
         chosen = np.unique(np.linspace(expert * own, (expert + 1) * own - 1, picks).astype(np.int64))
         x = _read_rows(tensor, file, chosen)
         row_weights = importance[expert] if importance is not None else None
-        scale = np.ones(k, np.float32) if judging is None else judging[expert]
+        # The root, not the mean square itself: a few massive activations, mostly of a text's first token, would
+        # otherwise be all that counts in some layers.
+        scale = np.ones(k, np.float32) if judging is None else np.sqrt(judging[expert])
         power += float((np.square(x, dtype=np.float32).sum(axis=0, dtype=np.float64) * scale).sum())
         for kind in error:
             codec = codec_of(kind)
