@@ -21,16 +21,21 @@ _WORDS = ["▁", "▁the", "▁cat", "he", "llo", "▁hello", "▁w", "or", "ld"
 _CONTROLS = ["<|im_start|>", "<|im_end|>"]
 
 
+_NAMED_MODEL = os.environ.get("EDGELLAMA_TEST_MODEL")
+_MODELS = paths.models_dir()
+"""Where models are before any test moves the folders."""
+
+
 @pytest.fixture(scope="session")
 def default_model_path() -> Path:
     """The model that proves a machine: from EDGELLAMA_TEST_MODEL, else from the store. Skips aloud without one."""
-    named = os.environ.get("EDGELLAMA_TEST_MODEL")
+    named = _NAMED_MODEL
     if named:
         assert Path(named).is_file(), f"EDGELLAMA_TEST_MODEL={named}: no such file"
         return Path(named)
-    found = sorted(paths.models_dir().rglob(_DEFAULT_MODEL))
+    found = sorted(_MODELS.rglob(_DEFAULT_MODEL))
     if not found:
-        pytest.skip(f"no {_DEFAULT_MODEL} in {paths.models_dir()}: run scripts/test, or set EDGELLAMA_TEST_MODEL")
+        pytest.skip(f"no {_DEFAULT_MODEL} in {_MODELS}: run scripts/test, or set EDGELLAMA_TEST_MODEL")
     return found[0]
 
 

@@ -12,7 +12,6 @@ from bootstrap import advice, lock, stamp
 from bootstrap.children import Runner, tail
 from bootstrap.errors import FAILED, NO_SPACE, SetupError
 from bootstrap.probe import Probe
-from bootstrap.progress import say
 
 LOG_NAME = "edgellama-setup.log"
 MARKER = ".edgellama-environment"
@@ -105,14 +104,18 @@ def _clear(folder: Path) -> None:
             path.unlink()
 
 
-def path_file_bytes(root: str, platform: str, version: tuple[int, int], encoding: str) -> bytes | None:
-    """What the editable install's path file must hold where the installer's UTF-8 would be misread, else None.
+def ascii_path_file(text: str) -> str:
+    """An editable install's path file, with paths that are not ASCII as code that any locale reads alike.
 
-    Before 3.13 `site` reads path files in the locale's encoding, which on Windows is not UTF-8.
+    Before 3.13 `site` reads path files in the locale's encoding: UTF-8 paths stop Python under LC_ALL=C or on Windows.
     """
-    if platform != "win32" or version >= (3, 13) or root.isascii() or encoding.lower().replace("-", "") == "utf8":
-        return None
-    return (root + "\r\n").encode(encoding)
+    lines = []
+    for line in text.splitlines():
+        is_path = bool(line.strip()) and not line.startswith(("import ", "#"))
+        if is_path and not line.isascii():
+            line = f"import os, sys; sys.path.append(os.fsdecode({line.encode()!r}))"  # noqa: PLW2901
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def verify_import(folder: Path, runner: Runner) -> None:
@@ -120,10 +123,8 @@ def verify_import(folder: Path, runner: Runner) -> None:
     python = stamp.venv_python(str(folder))
     code = "import edgellama, os, sys; sys.stdout.write(os.path.realpath(edgellama.__file__))"
     command = [python, "-I", "-X", "utf8", "-c", code]
+    _make_path_files_ascii(folder)
     status, output = runner.run("checking the installation", command)
-    if status != 0:
-        _rewrite_path_file(folder)
-        status, output = runner.run("checking the installation", command)
     if status != 0 or not (Path(stamp.ROOT) / "edgellama" / "__init__.py").samefile(output.strip().splitlines()[-1]):
         raise SetupError(
             f"the environment does not import edgellama from {stamp.ROOT}",
@@ -133,10 +134,9 @@ def verify_import(folder: Path, runner: Runner) -> None:
         )  # fmt: skip
 
 
-def _rewrite_path_file(folder: Path) -> None:
-    import locale
-
-    data = path_file_bytes(stamp.ROOT, sys.platform, sys.version_info[:2], locale.getencoding())
-    for path in folder.glob("Lib/site-packages/_edgellama.pth") if data is not None else ():
-        path.write_bytes(data or b"")
-        say(f"rewrote {path.name} for this system's encoding")
+def _make_path_files_ascii(folder: Path) -> None:
+    packages = ("Lib/site-packages", "lib/python*/site-packages")
+    for path in (p for place in packages for p in folder.glob(f"{place}/*edgellama*.pth")):
+        text = path.read_text("utf-8")
+        if not text.isascii():
+            path.write_text(ascii_path_file(text), "ascii")

@@ -38,6 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for folder in ("config", "data", "models", "cache", "state"):
         os.environ[f"EDGELLAMA_{folder.upper()}_DIR"] = str(root / folder)
     yield root
+    monkeypatch.undo()  # its values go back first: some were set after ours
     os.environ.clear()
     os.environ.update(before)
 

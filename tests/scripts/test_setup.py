@@ -79,20 +79,19 @@ def test_the_remains_of_our_own_are_cleared_but_lock_and_log(tmp_path: Path) -> 
     assert {p.name for p in tmp_path.iterdir()} == {lock.NAME, venv.LOG_NAME}
 
 
-@pytest.mark.parametrize(
-    ("root", "platform", "version", "encoding", "expected"),
-    [
-        (r"C:\Müller\edgellama", "win32", (3, 12), "cp1252", b"C:\\M\xfcller\\edgellama\r\n"),
-        (r"C:\Müller\edgellama", "win32", (3, 13), "cp1252", None),
-        (r"C:\Müller\edgellama", "win32", (3, 12), "utf-8", None),
-        (r"C:\edgellama", "win32", (3, 12), "cp1252", None),
-        ("/home/müller/edgellama", "linux", (3, 11), "ascii", None),
-    ],
-)
-def test_windows_path_files_are_in_its_own_encoding(
-    root: str, platform: str, version: tuple[int, int], encoding: str, expected: bytes | None
-) -> None:
-    assert venv.path_file_bytes(root, platform, version, encoding) == expected
+@pytest.mark.parametrize("utf8", ["0", "1"])
+def test_a_path_file_is_read_alike_in_any_locale(tmp_path: Path, utf8: str) -> None:
+    root = tmp_path / "Möbel und 模型"
+    root.mkdir()
+    (root / "found_it.py").write_text("")
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "x.pth").write_text(venv.ascii_path_file(f"# kept\nimport os\n{root}\n"), "ascii")
+    code = f"import site; site.addsitedir({str(site)!r}); import found_it"
+    environ = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": utf8, "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert venv.ascii_path_file("/plain/path\n") == "/plain/path\n"
 
 
 @pytest.fixture
