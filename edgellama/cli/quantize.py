@@ -105,8 +105,12 @@ def command(
     if dry_run:
         _report(out, job.plan(), table=True)
         return
-    with out.progress(f"quantizing to {job.recipe.name}") as bar:
-        result = job.run(lambda fraction, tensor: bar.update(fraction, 1.0, tensor))
+    try:
+        with out.progress(f"quantizing to {job.recipe.name}") as bar:
+            result = job.run(lambda fraction, tensor: bar.update(fraction, 1.0, tensor))
+    except KeyboardInterrupt:
+        out.notice("stopped: the same command with --resume goes on from here")
+        raise
     if settings is not None:
         settings()
     _report(out, result, table=False)
@@ -187,12 +191,15 @@ def _list(out: Output) -> None:
     from edgellama.quantize.recipes import RECIPES
 
     own = {codec.type.name for codec in codecs().values() if not codec.native}
+    rows = []
     for recipe in RECIPES.values():
         note = recipe.note if recipe.copies or recipe.base.name in own else f"{recipe.note}; by llama.cpp's own kernels"
-        if out.json:
-            out.object({"name": recipe.name, "file_type": recipe.file_type, "base": recipe.base.name, "note": note})
-        else:
-            out.line(f"{recipe.name:10} {note}")
+        rows.append({"name": recipe.name, "file_type": recipe.file_type, "base": recipe.base.name, "note": note})
+    if out.json:
+        out.object({"recipes": rows})
+        return
+    for row in rows:
+        out.line(f"{row['name']:10} {row['note']}")
 
 
 def _report(out: Output, result: Result, *, table: bool) -> None:

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from edgellama.codecs.base import codec
-from edgellama.errors import InvalidFileError, UsageError
+from edgellama.errors import InvalidFileError, NotFoundError, UsageError
 from edgellama.gguf_io import GGMLType, Header, TensorInfo, Typed, ValueType, file_identity, read, require_model
 from edgellama.gguf_io.types import BLOCKS
 from edgellama.quantize import choice, layout, pipeline
@@ -37,7 +37,7 @@ class Job:
         self.recipe = recipe(options.recipe)
         self.matrix = self._imatrix()
         self.warnings = list(self.matrix.warnings) if self.matrix else []
-        self._refuse_same_file()
+        self._check_target()
         ordered = sorted(self.header.tensors, key=lambda tensor: choice.tensor_order(tensor.name))
         self._original: dict[str, str] = {}
         tensors, values = self._pruned(ordered)
@@ -53,7 +53,11 @@ class Job:
         matrix = load(self.options.imatrix).filtered(self.options.include_weights, self.options.exclude_weights)
         return matrix if matrix.entries else None
 
-    def _refuse_same_file(self) -> None:
+    def _check_target(self) -> None:
+        if self.target.is_dir():
+            raise UsageError(f"{self.target} is a folder", "name the file to write")
+        if not self.target.absolute().parent.is_dir():
+            raise NotFoundError(f"{self.target.parent}: no such folder", "make it first, or name another target")
         if any(self.target.exists() and self.target.samefile(path) for path in self.header.paths):
             raise UsageError(f"{self.target}: source and target are the same file", "name another target")
 

@@ -153,6 +153,8 @@ class PartFile:
 
     def suspend(self) -> None:
         """Keep what is done for a later --resume."""
+        if self._stream.closed:
+            return
         with self._lock, contextlib.suppress(OSError, DiskFullError):
             self._flush()
         self._stream.close()

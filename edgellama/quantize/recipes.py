@@ -90,4 +90,5 @@ def tensor_type(name: str) -> T:
         return T[name.upper()]
     except KeyError:
         close = difflib.get_close_matches(name.upper(), T.__members__, 3)
-        raise UsageError(f"there is no tensor type {name!r}", f"did you mean {', '.join(close)}?") from None
+        advice = f"did you mean {', '.join(close)}?" if close else f"known are {', '.join(T.__members__)}"
+        raise UsageError(f"there is no tensor type {name!r}", advice) from None

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellama.errors import InvalidFileError, UsageError
+from edgellama.errors import InvalidFileError, NotFoundError, UsageError
 from edgellama.gguf_io import GGMLType, TensorSpec, Typed, ValueType, read, writing
 from edgellama.quantize import Options, quantize_file
 from edgellama.quantize.choice import Overrides
@@ -237,3 +237,14 @@ def test_wrong_recipes_and_matrices_are_told(make_model: Callable[..., Path], tm
     other.write_bytes(b"\x03\x00\x00\x00\xff\xff\xff\x7f")
     with pytest.raises(InvalidFileError, match="name needs"):
         quantize_file(source, target, Options(imatrix=other))
+
+
+def test_a_target_that_cannot_be_written_is_told_before_any_work(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = make_model("dense", **MODELS["dense"])
+    with pytest.raises(UsageError, match="is a folder"):
+        quantize_file(source, tmp_path, Options())
+    with pytest.raises(NotFoundError, match="no such folder"):
+        quantize_file(source, tmp_path / "missing" / "out.gguf", Options())
+    assert not list(tmp_path.iterdir())

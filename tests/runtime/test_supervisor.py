@@ -96,7 +96,7 @@ async def test_a_good_worker_answers_calls_and_requests(start: Start) -> None:
 )
 async def test_what_a_bad_worker_dies_of(start: Start, behaviour: str, words: str) -> None:
     limits = Limits(
-        hello=1.5 if behaviour == "sleep" else 5.0, load=5, hang=0.4, silence=0.4, abort_grace=0.2, shutdown=0.3
+        hello=1.5 if behaviour == "sleep" else 60.0, load=5, hang=0.4, silence=0.4, abort_grace=0.2, shutdown=0.3
     )
     worker = await start(behaviour, limits)
     try:
