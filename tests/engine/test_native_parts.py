@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgellama.engine import ggml
-from edgellama.engine.llamacpp import threads
+from edgellama.engine import threads
 from edgellama.engine.llamacpp.log import LogRing
 from edgellama.engine.llamacpp.ticker import PythonTicker, SemaphoreTicker, Ticker
 from edgellama.errors import EngineLoadError

@@ -43,7 +43,7 @@ def check_threads(threads: int, prefill_threads: int) -> None:
 
 def threads(options: EngineOptions) -> tuple[int, int]:
     """Threads for steps and for prompts."""
-    from edgellama.engine.llamacpp.threads import default_threads
+    from edgellama.engine.threads import default_threads
 
     for_steps = options.threads or default_threads()
     return for_steps, options.prefill_threads or for_steps

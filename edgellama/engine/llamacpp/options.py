@@ -7,7 +7,7 @@ from typing import Any
 
 from edgellama.engine.base import EngineOptions, KVType
 from edgellama.engine.ggml import MAX_THREADS
-from edgellama.engine.llamacpp.threads import default_threads
+from edgellama.engine.threads import default_threads
 from edgellama.errors import UsageError
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
