@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellama.engine import ggml
-from edgellama.engine import threads
+from edgellama.engine import ggml, threads
 from edgellama.engine.llamacpp.log import LogRing
 from edgellama.engine.llamacpp.ticker import PythonTicker, SemaphoreTicker, Ticker
 from edgellama.errors import EngineLoadError
