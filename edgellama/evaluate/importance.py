@@ -141,7 +141,8 @@ def _sum_squares(values: NDArray[np.float32]) -> NDArray[np.float64]:
 def _check_finite(name: str, sums: NDArray[np.float64]) -> None:
     if not np.isfinite(sums).all():
         raise NumericError(
-            f"{name}: the model computed inputs that are not finite", "`edgellama check` shows where a model breaks"
+            f"{name}: the model computed inputs that are not finite",
+            "fetch or convert it again; `edgellama doctor` shows what its device did wrong",
         )
 
 

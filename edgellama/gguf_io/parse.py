@@ -51,7 +51,11 @@ _OTHER_MAGICS = (
     (b"fmgg", "a GGMF file of 2023", "convert it to GGUF, or fetch a GGUF file of the model"),
     (b"tjgg", "a GGJT file of 2023", "convert it to GGUF, or fetch a GGUF file of the model"),
     (b"algg", "a LoRA file of 2023", "convert the adapter to GGUF"),
-    (b"PK\x03\x04", "a zip archive", "unpack it, or convert the checkpoint with edgellama convert"),
+    (
+        b"PK\x03\x04",
+        "a zip archive",
+        "unpack it; a checkpoint that is not GGUF: fetch its GGUF version (edgellama pull NAME)",
+    ),
     (b"vers", "a Git LFS pointer, not the file itself", "run `git lfs pull`, or fetch it with edgellama pull"),
     (b"<!do", "a web page", "the download was answered with a page; fetch it again with edgellama pull"),
     (b"<!DO", "a web page", "the download was answered with a page; fetch it again with edgellama pull"),

@@ -57,7 +57,7 @@ def check_finite(logits: NDArray[np.float32]) -> None:
     nans, infinities = int(np.isnan(logits).sum()), int(np.isinf(logits).sum())
     raise NumericError(
         f"the engine computed {nans:,} NaN and {infinities:,} infinite of {len(logits):,} logits",
-        "run edgellama check on this model; if it passes, try other engine settings (edgellama doctor)",
+        "edgellama doctor shows what its check of the numbers found; try --gpu-layers 0, or fetch the file again",
     )
 
 

@@ -269,5 +269,5 @@ def _delete_leftovers(folder: Path) -> None:
 def _not_deleted(what: str, error: OSError) -> EdgellamaError:
     return EdgellamaError(
         f"{what} could not be deleted ({error.strerror or error})",
-        "stop what uses it (`edgellama ps`), and check that the folder may be written",
+        "stop the programs that use it, and check that the folder may be written",
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,3 +150,16 @@ def test_an_argument_that_is_no_text(call: Callable[..., Any]) -> None:
     result = call("run", "m", "--prompt", "caf\udce9")
     assert result.code == 2
     assert "not valid text at character 4" in result.err
+
+
+def test_no_advice_names_a_command_that_does_not_exist() -> None:
+    """Docstrings may speak of what is to come; what a user may read must not."""
+    named = re.compile(r"\bedgellama (" + "|".join(map(re.escape, LATER)) + r")\b")
+    wrong = []
+    for path in sorted(Path(main_module.__file__).parents[1].rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+                wrong += [f"{path.name}:{node.lineno}: {found[0]}" for found in named.finditer(node.value)]
+    assert not wrong
