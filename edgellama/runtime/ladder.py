@@ -43,6 +43,7 @@ _LEAN: tuple[dict[str, int], ...] = (
 """Smaller and smaller scratch memory, for when the system kills the worker."""
 _FIRST_TOKENS = 8
 _SHARE = 0.8
+_DOCTOR = "edgellama doctor shows what this machine has; a rebuild for it may help"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class Ladder:
 
         Raises what keeps every rung from working; it then names the rungs tried.
         """
-        tried: list[str] = []
+        tried: list[tuple[str, str]] = []
         kills = 0
         while True:
             name = self.rungs[self.rung].name
@@ -149,7 +150,7 @@ class Ladder:
             except _RungError as error:
                 first = None
                 kills += error.killed
-                tried.append(f"{name}: {error}")
+                tried.append((name, str(error)))
                 if not self._go_on(error, kills):
                     raise self._give_up(error, tried) from error
             except BaseException:
@@ -171,18 +172,21 @@ class Ladder:
             self.notices.append(Notice("engine-settings", f"{error}; {change}"))
         return moved
 
-    def _give_up(self, error: _RungError, tried: list[str]) -> EdgellamaError:
+    def _give_up(self, error: _RungError, tried: Sequence[tuple[str, str]]) -> EdgellamaError:
         self.rung = self.lean = self._halvings = 0
         log = "\n".join(error.log[-12:])
-        story = f"{self._spec.name} does not run here. Tried: " + "; ".join(tried)
+        story = f"{self._spec.name} does not run here. Tried {_story(tried)}"
         message = f"{story}\nLast lines of the engine:\n{log}" if log else story
         if error.killed:
             return MemoryShortageError(message, "close other programs, use a shorter --ctx, or a smaller model")
         if error.outcome in {"disagreed", "non-finite"}:
-            return NumericError(message, "the file may be damaged: pull it again, or check it (edgellama check)")
+            return NumericError(
+                message,
+                "the file may be damaged: fetch it again (edgellama pull NAME); if it is not, ask edgellama doctor",
+            )
         if isinstance(error.cause, EngineLoadError):
-            return EngineLoadError(message, error.cause.advice)
-        return EngineCrashError(message, "edgellama doctor shows what this machine has; a rebuild for it may help")
+            return EngineLoadError(message, error.cause.advice or _DOCTOR)
+        return EngineCrashError(message, _DOCTOR)
 
     async def _attempt(self, worker: Worker | None) -> Worker:
         """Load and check at the present rung. Raises `_RungError` when the rung is to blame."""
@@ -360,6 +364,15 @@ def _logits(probed: Probed, vocabulary: int) -> NDArray[np.float32]:
     if vocabulary <= 0 or not probed.logits or len(probed.logits) % row_bytes:
         raise NumericError(f"the probe returned {len(probed.logits)} bytes for a vocabulary of {vocabulary} tokens")
     return np.frombuffer(probed.logits, "<f4").reshape(-1, vocabulary).astype(np.float32, copy=False)
+
+
+def _story(tried: Sequence[tuple[str, str]]) -> str:
+    """Rungs and why each failed, every reason once."""
+    rungs: dict[str, dict[str, None]] = {}
+    for rung, reason in tried:
+        rungs.setdefault(reason, {})[rung] = None
+    told = [f"{', '.join(names)}: {'all: ' if len(names) > 2 else ''}{reason}" for reason, names in rungs.items()]
+    return "; ".join(told)
 
 
 class _StaleError(Exception):

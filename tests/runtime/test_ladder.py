@@ -12,7 +12,7 @@ import pytest
 from edgellama.engine.base import EngineOptions
 from edgellama.engine.fake import Fault
 from edgellama.engine.probe import FileMark, reference_of
-from edgellama.errors import EngineCrashError, PoisonError
+from edgellama.errors import EdgellamaError, EngineCrashError, PoisonError
 from edgellama.runtime.journal import Journal
 from edgellama.runtime.messages import Probe
 from edgellama.runtime.model import ModelSpec
@@ -104,6 +104,15 @@ async def test_a_start_that_is_given_up_is_no_mark_against_the_settings(lab: Any
         async with asyncio.timeout(1.0):
             await start(lab, script)
     assert [a["outcome"] for a in records(lab.folder)[0]["attempts"]] == ["interrupted"]
+
+
+async def test_a_reason_that_all_settings_share_is_told_once(lab: Any) -> None:
+    with pytest.raises(EdgellamaError) as caught:
+        await start(lab, lab.script(Fault(kind="error", phase="load", message="injected"), say=None))
+    reasons = caught.value.message.partition("Last lines")[0]
+    assert reasons.count("as asked, weight repacking off") == 1
+    assert reasons.count("injected") == 1
+    assert caught.value.advice
 
 
 async def test_a_crash_is_on_disk_before_the_next_rung_is_tried(lab: Any) -> None:
