@@ -12,7 +12,7 @@ from typing import Literal
 from edgellama import gguf_io
 from edgellama.engine.base import EngineOptions
 from edgellama.engine.probe import SIDECAR_SUFFIX, FileMark
-from edgellama.errors import NotFoundError, UsageError
+from edgellama.errors import InvalidFileError, NotFoundError, UsageError
 from edgellama.runtime.plan import CacheShape
 from edgellama.sampling.options import BUILT_IN, SamplingOptions
 
@@ -88,6 +88,8 @@ def _from_gguf(
 ) -> ModelSpec:
     header = gguf_io.read(path)
     gguf_io.require_model(header)
+    for adapter in options.loras:
+        _require_adapter(adapter.path, header)
     sampling, notices = _gguf_sampling(header.sampling_defaults)
     notices += _long_context(header, options.context_tokens)
     return ModelSpec(
@@ -154,6 +156,19 @@ def _gguf_sampling(values: Mapping[str, object]) -> tuple[SamplingOptions, list[
         else:
             given[option] = number
     return SamplingOptions(**given), notices  # type: ignore[arg-type]
+
+
+def _require_adapter(path: str, model: gguf_io.Header) -> None:
+    """Raise `NotFoundError` or `InvalidFileError` unless the file is a LoRA adapter for this kind of model."""
+    if not Path(path).exists():
+        raise NotFoundError(f"--lora {path}: no such file", "name the GGUF file of a LoRA adapter")
+    found = gguf_io.read(path)
+    advice = f"name an adapter that was made for {model.path}"
+    if found.kind != "adapter":
+        raise InvalidFileError(f"--lora {path} is no LoRA adapter: it is of kind {found.kind!r}", advice)
+    if found.architecture and found.architecture != model.architecture:
+        kinds = f"is for {found.architecture} models, this one is of kind {model.architecture}"
+        raise InvalidFileError(f"--lora {path} {kinds}", advice)
 
 
 def _long_context(header: gguf_io.Header, wanted: int) -> list[str]:
