@@ -171,7 +171,7 @@ def choose(spec: ModelSpec, available_bytes: int) -> Plan:
         context = max(LEAST_CONTEXT_TOKENS, context // 2)
         plan = predict(spec, _with_context(spec, context), available_bytes)
     if not plan.fits:
-        raise MemoryShortageError(_shortage(spec, plan), _advice(plan))
+        raise MemoryShortageError(_shortage(spec, plan), _advice(spec, plan, available_bytes))
     return plan
 
 
@@ -194,13 +194,33 @@ def _shortage(spec: ModelSpec, plan: Plan) -> str:
     )
 
 
-def _advice(plan: Plan) -> str:
+def _advice(spec: ModelSpec, plan: Plan, available_bytes: int) -> str:
     ways = []
-    if plan.kv_bytes > plan.weights_bytes // 8 and plan.options.context_tokens > LEAST_CONTEXT_TOKENS:
-        ways.append(f"a shorter context (--ctx {max(LEAST_CONTEXT_TOKENS, plan.options.context_tokens // 4)})")
+    if (context := _longest_context(spec, plan, available_bytes)) is not None:
+        trained = spec.trained_context_tokens
+        words = f", the model was trained for {trained:,} tokens" if trained else ""
+        ways.append(f"a shorter context (--ctx {context} fits{words})")
     if plan.options.sequences > 1:
         ways.append("fewer sequences (--parallel 1)")
-    if plan.options.kv_type_key in {"f32", "f16", "bf16"} and plan.kv_bytes > plan.weights_bytes // 8:
+    smaller = msgspec.structs.replace(plan.options, kv_type_key="q8_0", kv_type_value="q8_0")
+    if plan.options.kv_type_key in {"f32", "f16", "bf16"} and predict(spec, smaller, available_bytes).fits:
         ways.append("a smaller cache type (--kv-type q8_0)")
     ways.append("a smaller model or recipe (edgellama recommend)")
     return f"close other programs, or try {', '.join(ways)}"
+
+
+def _longest_context(spec: ModelSpec, plan: Plan, available_bytes: int) -> int | None:
+    """The longest context in whole cells that fits and that the model was trained for; None when none is shorter."""
+    high = plan.options.context_tokens // _CELL_PADDING
+    if spec.trained_context_tokens:
+        high = min(high, spec.trained_context_tokens // _CELL_PADDING)
+    low = LEAST_CONTEXT_TOKENS // _CELL_PADDING - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        options = _with_context(spec, middle * _CELL_PADDING)
+        if predict(spec, options, available_bytes).fits:
+            low = middle
+        else:
+            high = middle - 1
+    context = low * _CELL_PADDING
+    return context if LEAST_CONTEXT_TOKENS <= context < plan.options.context_tokens else None

@@ -80,7 +80,7 @@ class Prompter:
             return await self._conversation(request, worker, loaded)
         tokens = await self._plain(request, worker, loaded)
         if len(tokens) >= loaded.info.context_tokens:
-            raise self._overflow(len(tokens), loaded)
+            raise self._overflow(len(tokens), loaded, request)
         return Prompt(tokens)
 
     async def _plain(self, request: GenerateRequest, worker: Worker, loaded: Loaded) -> tuple[int, ...]:
@@ -103,7 +103,7 @@ class Prompter:
             rendered, dropped, whole = await self._fit(request, template, worker, loaded, max(1, room))
         except ContextOverflowError as error:
             if not drop or error.prompt_tokens >= limit:
-                raise self._overflow(error.prompt_tokens, loaded) from error
+                raise self._overflow(error.prompt_tokens, loaded, request) from error
             rendered, dropped, whole = await self._fit(request, template, worker, loaded, 1)
         notices = list(rendered.notices)
         if self._template_notice:
@@ -188,10 +188,13 @@ class Prompter:
         self._template = template
         return template
 
-    def _overflow(self, prompt_tokens: int, loaded: Loaded) -> ContextOverflowError:
+    def _overflow(self, prompt_tokens: int, loaded: Loaded, request: GenerateRequest) -> ContextOverflowError:
         limit, trained = loaded.info.context_tokens, self._spec.trained_context_tokens
         longer = f"take a longer context (--ctx, up to {trained:,} for this model), " if trained > limit else ""
-        advice = f"{longer}shorten the prompt, or leave out the oldest turns (--context-policy drop-oldest)"
+        turns = sum(message.role != "system" for message in request.messages)
+        drop = ", or leave out the oldest turns (--context-policy drop-oldest)"
+        may_drop = turns > 1 and request.context_policy != "drop-oldest"
+        advice = f"{longer}{'' if may_drop or not longer else 'or '}shorten the prompt{drop if may_drop else ''}"
         return ContextOverflowError(prompt_tokens, limit, advice)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,21 @@ def test_an_asked_context_is_kept_or_refused_with_figures_and_advice() -> None:
     assert "131072 tokens" in caught.value.message
     assert "--ctx" in caught.value.advice
     assert "q8_0" in caught.value.advice
+
+
+@pytest.mark.parametrize(("wanted", "memory_gib"), [(999_999_999, 64), (999_999_999, 8), (131072, 8)])
+def test_the_context_that_is_advised_fits(wanted: int, memory_gib: int) -> None:
+    with pytest.raises(MemoryShortageError) as caught:
+        choose(llama_8b(options=EngineOptions(context_tokens=wanted)), memory_gib * GIB)
+    found = re.search(r"--ctx (\d+)", caught.value.advice)
+    assert found is not None
+    advised = int(found[1])
+    assert "trained for 131,072" in caught.value.advice
+    assert advised <= 131072
+    assert choose(llama_8b(options=EngineOptions(context_tokens=advised)), memory_gib * GIB).fits
+    if advised < 131072:
+        with pytest.raises(MemoryShortageError):
+            choose(llama_8b(options=EngineOptions(context_tokens=advised + 256)), memory_gib * GIB)
 
 
 def test_a_model_larger_than_memory_is_refused_whatever_the_context() -> None:
