@@ -48,7 +48,7 @@ EFFORTS = {
     "high": Effort(1 << 19, 15, 1),
     "max": Effort(1 << 20, 1000, 2),
 }
-PRIORS = {"down": 0.17, "up": 0.16, "k": 0.13, "gate": 0.12, "v": 0.08, "qkv": 0.08, "attn_output": 0.08, "q": 0.07}
+PRIORS = {"up": 0.14, "down": 0.14, "gate": 0.08, "v": 0.07, "qkv": 0.07, "attn_output": 0.07, "k": 0.04, "q": 0.03}
 """Sensitivities of one tensor of 30 like it, measured on SmolLM2-135M."""
 _OTHER_PRIOR, _OUTPUT_PRIOR, _PRIOR_LAYERS = 0.1, 9.0, 30
 _TRIAL_RECIPE = "Q8_0"
