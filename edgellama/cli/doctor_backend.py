@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from edgellama import paths
-from edgellama.cli.doctor_checks import Check, installed, size
+from edgellama.cli.doctor_checks import Check, Status, installed, size
+from edgellama.errors import EdgellamaError
 
 if TYPE_CHECKING:
+    from edgellama.engine.base import EngineOptions
     from edgellama.engine.verdicts import Attempt, Record
 
 _FIRST_RUNG = "as asked"
@@ -112,24 +114,51 @@ def _present_accelerators() -> str:
 
 
 def verdicts() -> Iterator[Check]:
-    """What the safety ladder found on this machine."""
-    from edgellama.engine.verdicts import GOOD, Verdicts
+    """What the safety ladder found on this machine with the model files that are still what they were."""
+    from edgellama.engine.verdicts import Verdicts
+    from edgellama.runtime.model import current_identity
 
     known = Verdicts(paths.cache_dir())
-    records = known.listing()
+    records = [r for r in known.listing() if current_identity(r.model, r.engine) == r.identity]
     for notice in known.notices:
         yield Check("safety verdict", "warn", notice)
     if not records:
         yield Check("safety verdicts", "ok", "none yet: the first start of each model checks its numbers")
+    usual = _usual_options()
     for record in records:
-        name = f"safety verdict of {record.model}"
-        serving = record.serving()
-        above = [a for a in latest_by_rung(record) if a.outcome not in GOOD]
-        bad = "; ".join(f"{a.rung}: {a.outcome} {a.detail}".strip() for a in above)
-        if serving is None:
-            yield Check(name, "fail" if record.attempts else "unknown", bad or "not tried", "run it once to try again")
-        elif bad and serving.rung != _FIRST_RUNG:
-            value = f"serves with {serving.rung} ({serving.outcome}); before: {bad}"
-            yield Check(name, "warn", value, "it works; the settings it needs are remembered")
-        else:
-            yield Check(name, "ok", f"{serving.rung}, {serving.outcome} {serving.detail}".strip())
+        yield _judge(record, usual)
+
+
+def _judge(record: Record, usual: EngineOptions) -> Check:
+    from edgellama.engine.verdicts import GOOD
+
+    other = [field for field in usual.__struct_fields__ if getattr(record.asked, field) != getattr(usual, field)]
+    name = f"safety verdict of {record.model}" + (f" with its own {', '.join(other)}" if other else "")
+    serving = record.serving()
+    above = [a for a in latest_by_rung(record) if a.outcome not in GOOD]
+    bad = "; ".join(f"{a.rung}: {a.outcome} {a.detail}".strip() for a in above)
+    if serving is None:
+        if not record.attempts:
+            return Check(name, "unknown", "not tried", "run it once to try")
+        unfinished = record.attempts[-1].outcome in {"interrupted", "trying"}
+        status: Status = "warn" if unfinished or other else "fail"
+        return Check(name, status, bad, "run it once to try again; edgellama doctor --forget drops what is known")
+    if bad and serving.rung != _FIRST_RUNG:
+        value = f"serves with {serving.rung} ({serving.outcome}); before: {bad}"
+        return Check(name, "warn", value, "it works; the settings it needs are remembered")
+    return Check(name, "ok", f"{serving.rung}, {serving.outcome} {serving.detail}".strip())
+
+
+def _usual_options() -> EngineOptions:
+    """What a start without options asks of the engine, as the ladder's records hold it."""
+    import msgspec
+
+    from edgellama import settings
+    from edgellama.cli.engine_options import EngineChoice, to_engine_options
+    from edgellama.engine.base import EngineOptions
+
+    try:
+        asked = to_engine_options(settings.load(), EngineChoice())
+    except EdgellamaError:  # the check of the settings tells it
+        asked = EngineOptions()
+    return msgspec.structs.replace(asked, context_tokens=0)

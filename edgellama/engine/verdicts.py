@@ -109,6 +109,16 @@ class Verdicts:
         found = [self._read(path) for path in sorted(self._folder.glob("*.json"))]
         return [record for record in found if record is not None and record.machine == machine_mark()]
 
+    def forget(self) -> int:
+        """Delete every record and reference, so that each model is checked anew; returns how many records there were.
+
+        Raises `OSError` when one cannot be deleted.
+        """
+        records = list(self._folder.glob("*.json"))
+        for path in [*records, *self._references.glob("*.json")]:
+            path.unlink(missing_ok=True)
+        return len(records)
+
     def reference(self, mark: FileMark) -> Reference | None:
         """Reference logits computed here earlier."""
         try:

@@ -12,7 +12,7 @@ from typing import Literal
 from edgellama import gguf_io
 from edgellama.engine.base import EngineOptions
 from edgellama.engine.probe import SIDECAR_SUFFIX, FileMark
-from edgellama.errors import InvalidFileError, NotFoundError, UsageError
+from edgellama.errors import EdgellamaError, InvalidFileError, NotFoundError, UsageError
 from edgellama.runtime.plan import CacheShape
 from edgellama.sampling.options import BUILT_IN, SamplingOptions
 
@@ -128,7 +128,7 @@ def _from_script(
         path=path,
         engine=engine,
         options=options,
-        identity=f"{digest[:16]}{info.st_mtime_ns:x}",
+        identity=_script_identity(digest, info),
         mark=FileMark(size_bytes=info.st_size, header_sha256=digest),
         architecture="fake",
         shape=CacheShape(),
@@ -138,6 +138,20 @@ def _from_script(
         template_name=template_name,
         sampling=(*above, BUILT_IN),
     )
+
+
+def current_identity(path: str, engine: str) -> str | None:
+    """What `ModelSpec.identity` of the file would be now; None when it is gone or no longer readable as a model."""
+    try:
+        if engine != "fake":
+            return gguf_io.file_identity(path)
+        return _script_identity(hashlib.sha256(Path(path).read_bytes()).hexdigest(), Path(path).stat())
+    except (EdgellamaError, OSError):
+        return None
+
+
+def _script_identity(digest: str, info: os.stat_result) -> str:
+    return f"{digest[:16]}{info.st_mtime_ns:x}"
 
 
 def _gguf_sampling(values: Mapping[str, object]) -> tuple[SamplingOptions, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -127,21 +128,64 @@ def test_a_certificate_file_that_is_not_there(call: Call, monkeypatch: pytest.Mo
     assert call("doctor").code == 1
 
 
-def test_verdicts_are_shown(call: Call, home: Path) -> None:
+@pytest.fixture
+def verdict(home: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Writes what the ladder found with a model file: `verdict(name, (rung, outcome, detail)…, **options)`."""
     from edgellama.engine.base import EngineOptions
     from edgellama.engine.verdicts import Verdicts
+    from edgellama.gguf_io import file_identity, specimen
 
-    verdicts = Verdicts(home / "cache")
-    record = verdicts.find("/models/a.gguf", "id", "llamacpp", EngineOptions())
-    record = verdicts.add(record, "as asked", "crashed", "died of an illegal instruction (SIGILL)")
-    verdicts.add(record, "weight repacking off", "agreed", "")
-    other = verdicts.find("/models/b.gguf", "id2", "llamacpp", EngineOptions())
-    verdicts.add(other, "as asked", "non-finite", "NaN")
+    def write(name: str, *attempts: tuple[str, Any, str], **options: Any) -> Path:
+        path = tmp_path / name
+        if not path.exists():
+            specimen.build(path, "llama")
+        verdicts = Verdicts(home / "cache")
+        record = verdicts.find(str(path), file_identity(path), "llamacpp", EngineOptions(**options))
+        for rung, outcome, detail in attempts:
+            record = verdicts.add(record, rung, outcome, detail)
+        return path
+
+    return write
+
+
+def test_verdicts_are_shown(call: Call, verdict: Callable[..., Path]) -> None:
+    sigill = "died of an illegal instruction (SIGILL)"
+    first = verdict("a.gguf", ("as asked", "crashed", sigill), ("weight repacking off", "agreed", ""))
+    second = verdict("b.gguf", ("as asked", "non-finite", "NaN"))
     result = call("doctor", "--json")
     checks = by_name(result)
-    first = checks["safety verdict of /models/a.gguf"]
-    assert first["status"] == "warn"
-    assert "weight repacking off" in first["value"]
-    assert "SIGILL" in first["value"]
-    assert checks["safety verdict of /models/b.gguf"]["status"] == "fail"
+    good = checks[f"safety verdict of {first}"]
+    assert good["status"] == "warn"
+    assert "weight repacking off" in good["value"]
+    assert "SIGILL" in good["value"]
+    assert checks[f"safety verdict of {second}"]["status"] == "fail"
     assert result.code == 1
+
+
+def test_verdicts_of_files_that_are_gone_or_changed_are_history(call: Call, verdict: Callable[..., Path]) -> None:
+    gone, changed = (verdict(name, ("as asked", "failed", "bad magic")) for name in ("gone.gguf", "changed.gguf"))
+    assert call("doctor").code == 1
+    gone.unlink()
+    os.utime(changed, (1, 1))
+    result = call("doctor")
+    assert result.code == 0
+    assert "bad magic" not in result.out
+
+
+def test_a_broken_wish_or_an_interrupted_check_is_a_warning(call: Call, verdict: Callable[..., Path]) -> None:
+    path = verdict("a.gguf", ("as asked", "failed", "no such type"), kv_type_key="q4_0")
+    other = verdict("b.gguf", ("as asked", "interrupted", ""))
+    result = call("doctor", "--json")
+    checks = by_name(result)
+    assert checks[f"safety verdict of {path} with its own kv_type_key"]["status"] == "warn"
+    assert checks[f"safety verdict of {other}"]["status"] == "warn"
+    assert result.code == 0
+
+
+def test_forget(call: Call, home: Path, verdict: Callable[..., Path]) -> None:
+    verdict("a.gguf", ("as asked", "failed", "x"))
+    verdict("b.gguf", ("as asked", "agreed", ""))
+    assert call("doctor", "--forget").out == "2 safety verdicts deleted; models are checked anew\n"
+    assert not list((home / "cache" / "verdicts").iterdir())
+    assert json.loads(call("doctor", "--forget", "--json").out) == {"forgotten": 0}
+    assert "none yet" in call("doctor").out
