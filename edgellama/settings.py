@@ -191,6 +191,40 @@ def variable(name: str) -> str:
     return PREFIX + name.upper()
 
 
+_OTHER_VARIABLES = frozenset(
+    PREFIX + name
+    for name in (
+        "CONFIG_DIR",
+        "DATA_DIR",
+        "CACHE_DIR",
+        "STATE_DIR",
+        "ACCEPT_LICENCE",
+        "PARENT",
+        "VENV",
+        "SCRIPT_PYTHON",
+        "PEER",
+        "PEER_LINES",
+        "TEST_MODEL",
+    )
+)
+"""Variables of this program, its scripts and its tests that are no settings."""
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """What to say of variables that begin like ours and mean nothing."""
+    known = {variable(name) for name in NAMES} | _OTHER_VARIABLES
+    texts = []
+    for name in sorted(environment):
+        if not name.startswith(PREFIX) or name in known:
+            continue
+        close = difflib.get_close_matches(
+            name.removeprefix(PREFIX), [k.removeprefix(PREFIX) for k in sorted(known)], n=1
+        )
+        hint = f"; did you mean {PREFIX}{close[0]}?" if close else ""
+        texts.append(f"the variable {name} has no effect{hint}")
+    return texts
+
+
 def parse(name: str, value: Value) -> Value:
     """A value of the setting `name`, checked; raises `UsageError` that says what is allowed."""
     parser = _PARSERS.get(name)
@@ -244,10 +278,17 @@ def read_bytes(data: bytes, path: Path) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for name, value in table.items():
         try:
-            values[name] = parse(name, value)
+            values[name] = _parse_stored(name, value)
         except UsageError as error:
             raise InvalidFileError(f"{path}: {error.message}", error.advice) from error
     return values
+
+
+def _parse_stored(name: str, value: Value) -> Value:
+    """`parse` for a file, whose format has switches of its own; elsewhere all values are text."""
+    if _PARSERS.get(name) is _switch and isinstance(value, str):
+        raise UsageError(f"{name} is the text {value!r}, allowed is true or false", "write it without quotes")
+    return parse(name, value)
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Value]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -96,6 +97,24 @@ def test_a_wrong_variable_names_itself() -> None:
 def test_switches_in_the_environment(word: str, value: bool) -> None:
     loaded = settings.load(path=Path("/nonexistent/c.toml"), environment={"EDGELLAMA_OFFLINE": word})
     assert loaded.offline is value
+
+
+def test_a_switch_in_the_file_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('offline = "no"')
+    with pytest.raises(InvalidFileError, match=r"offline is the text 'no', allowed is true or false"):
+        settings.load(path=path, environment={})
+
+
+def test_every_variable_the_package_reads_is_known() -> None:
+    package = Path(settings.__file__).parent
+    named = {
+        name
+        for path in package.rglob("*.py")
+        for name in re.findall(r"EDGELLAMA_[A-Z_]*[A-Z]\b", path.read_text(encoding="utf-8"))
+    }
+    assert "EDGELLAMA_CONFIG_DIR" in named
+    assert settings.unknown_variables(dict.fromkeys(named, "1")) == []
 
 
 def test_gpu_layers_take_auto() -> None:

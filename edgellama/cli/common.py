@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from edgellama.cli.process import STDOUT_NAME, printable, say
+from edgellama.cli.process import STDOUT_NAME, printable, say, wrapped
 from edgellama.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -40,9 +40,11 @@ def command(
     def decorate(function: Callable[..., Any]) -> click.Command:
         @functools.wraps(function)
         def with_output(*, as_json: bool = False, quiet: bool, verbose: bool, **values: Any) -> Any:
+            out = Output(json=as_json, quiet=quiet, verbose=verbose)
+            _warn_of_unknown_variables(out)
             if uses_settings:
                 export_settings()
-            return function(Output(json=as_json, quiet=quiet, verbose=verbose), **values)
+            return function(out, **values)
 
         option: Any = with_output
         option = click.option("-v", "--verbose", is_flag=True, help="Say more on standard error.")(option)
@@ -55,6 +57,13 @@ def command(
 
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+def _warn_of_unknown_variables(out: Output) -> None:
+    from edgellama import settings
+
+    for text in settings.unknown_variables(os.environ):
+        out.warn(text)
 
 
 def export_settings() -> Settings:
@@ -139,7 +148,7 @@ class Output:
 
     @staticmethod
     def _say(text: str) -> None:
-        say(printable(text) + "\n")
+        say(wrapped(printable(text)) + "\n")
 
 
 class ProgressLine:
@@ -153,6 +162,7 @@ class ProgressLine:
         self._started = self._last_line = time.monotonic()
         self._bar: Progress | None = None
         self._task: TaskID | None = None
+        self._told = ""
 
     def __enter__(self) -> ProgressLine:
         return self
@@ -173,8 +183,10 @@ class ProgressLine:
             self._update_bar(done, total)
         elif now - self._last_line >= _PLAIN_PROGRESS_EVERY_SECONDS:
             self._last_line = now
-            share = f" {done / total:.0%}" if total else ""
-            Output._say(f"{self.description}{share}")
+            text = f"{self.description} {done / total:.0%}" if total else self.description
+            if text != self._told:
+                self._told = text
+                Output._say(text)
 
     def _update_bar(self, done: float, total: float | None) -> None:
         if self._bar is None:

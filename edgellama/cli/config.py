@@ -94,8 +94,6 @@ def show(out: Output) -> None:
         out.line(f"{name:<{width}}  {_shown(name, getattr(loaded, name)):<12}  ({loaded.source(name)})")
         if out.verbose and name in about:
             out.line(f"{'':<{width}}  {about[name]}")
-    for text in _mistyped_variables():
-        out.warn(text)
 
 
 @subcommand(name="set", uses_settings=False, example="edgellama config set default_model qwen3-1.7b")
@@ -202,17 +200,3 @@ def _edit(change: Callable[[Any], object]) -> Path:
         if new != old:
             files.write_bytes(path, new)
     return path
-
-
-def _mistyped_variables() -> list[str]:
-    import difflib
-    import os
-
-    known = {settings.variable(name) for name in NAMES} | {variable for variable, _ in _FOLDERS.values()}
-    texts = []
-    for name in os.environ:
-        if name.startswith(settings.PREFIX) and name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-            if close:
-                texts.append(f"the variable {name} has no effect; did you mean {close[0]}?")
-    return texts

@@ -23,13 +23,25 @@ from edgellama.errors import (
 
 STDOUT_NAME = "standard output"
 """Stands for the file name in errors of writing results."""
+_LEAST_COLUMNS = 20
+"""Narrower terminals, and those that tell no width, wrap by themselves."""
 _CLOSED = {errno.EPIPE, errno.ESHUTDOWN} | ({errno.EINVAL} if sys.platform == "win32" else set())
+
+
+class _ClosedOutput(io.TextIOWrapper):
+    """Stands for a stdout the caller closed: a result that nobody gets is a failure, and having none is not."""
+
+    def write(self, text: str) -> int:
+        if not text:
+            return 0
+        raise OSError(errno.EBADF, "it is closed, so the result is lost", STDOUT_NAME)
 
 
 def prepare_streams() -> None:
     """Make all three standard streams exist and hold UTF-8.
 
-    A stream the caller closed becomes the null device, before a pipe or a socket can take its number. Redirected
+    A stream the caller closed becomes the null device, before a pipe or a socket can take its number; writing results
+    to a closed stdout fails. Redirected
     streams are UTF-8 on every platform (Windows would take the ANSI code page); a terminal keeps its encoding, and what
     that cannot show is replaced instead of raising. File names that are not UTF-8 go out as the bytes they are.
     """
@@ -37,8 +49,11 @@ def prepare_streams() -> None:
         if getattr(sys, name) is None:
             with contextlib.suppress(OSError):
                 os.open(os.devnull, os.O_RDWR)  # takes the free number, so that nothing else does
-            mode = "r" if number == 0 else "w"
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - lives as long as we do
+            # Neither is closed again: they live as long as we do.
+            if number == 1:
+                sys.stdout = _ClosedOutput(open(os.devnull, "wb"), encoding="utf-8")  # noqa: PTH123, SIM115
+            else:
+                setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))  # noqa: PTH123, SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             if stream.isatty():
@@ -98,6 +113,26 @@ def drop_output(number: int = 1) -> None:
         descriptor = os.open(os.devnull, os.O_WRONLY)
         os.dup2(descriptor, number)
         os.close(descriptor)
+
+
+def wrapped(text: str) -> str:
+    """Lines broken between words where stderr is a terminal; an indent is kept."""
+    if not sys.stderr.isatty():
+        return text
+    try:
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        return text
+    if columns < _LEAST_COLUMNS or all(len(line) <= columns for line in text.split("\n")):
+        return text
+    import textwrap
+
+    wrap = textwrap.TextWrapper(columns, break_long_words=False, break_on_hyphens=False, drop_whitespace=True)
+    lines = []
+    for line in text.split("\n"):
+        wrap.subsequent_indent = line[: len(line) - len(line.lstrip(" "))]
+        lines += wrap.wrap(line) or [""]
+    return "\n".join(lines)
 
 
 def say(text: str) -> None:
@@ -185,6 +220,7 @@ def write_error(error: EdgellamaError, *, as_json: bool) -> None:
         text = f"error: {printable(error.message)}"
         if error.advice:
             text += "\n" + "\n".join(f"  {line}" for line in printable(error.advice).splitlines())
+        text = wrapped(text)
     say(text + "\n")
 
 

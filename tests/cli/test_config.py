@@ -112,7 +112,12 @@ def test_a_variable_that_hides_the_file_is_told(call: Call, monkeypatch: pytest.
 
 def test_a_mistyped_variable_is_told(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGELLAMA_TEMPRATURE", "1")
-    assert "did you mean EDGELLAMA_TEMPERATURE" in call("config", "show").err
+    monkeypatch.setenv("EDGELLAMA_XYZZY", "1")
+    monkeypatch.setenv("EDGELLAMA_VENV", "/somewhere")
+    assert call("config", "path").err.splitlines() == [
+        "warning: the variable EDGELLAMA_TEMPRATURE has no effect; did you mean EDGELLAMA_TEMPERATURE?",
+        "warning: the variable EDGELLAMA_XYZZY has no effect",
+    ]
 
 
 def test_paths(call: Call, home: Path) -> None:

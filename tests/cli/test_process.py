@@ -2,22 +2,53 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+from edgellama.cli import process
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="a shell's redirections")
 MAIN = [sys.executable, "-c", "import sys; from edgellama.cli.main import main; sys.exit(main())"]
 
 
 @posix
-@pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("redirection", ["2>&-", "<&-", "<&- 2>&-"])
 def test_a_closed_stream_is_no_fault(redirection: str) -> None:
     command = " ".join(f"'{word}'" for word in MAIN) + f" config show {redirection}"
     done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+
+
+@posix
+def test_a_result_nobody_can_get_is_a_failure() -> None:
+    command = " ".join(f"'{word}'" for word in MAIN) + " config show >&-"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "error: standard output: it is closed, so the result is lost\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="terminals")
+def test_words_are_kept_whole_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    main, other = pty.openpty()
+    fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 30, 0, 0))
+    with open(other, "w", encoding="utf-8") as terminal:  # noqa: PTH123 - a descriptor
+        monkeypatch.setattr(sys, "stderr", terminal)
+        text = "Chatting with a model. /help lists the commands, Ctrl-D leaves.\n  indented " + "word " * 10 + "x" * 40
+        lines = process.wrapped(text).split("\n")
+    os.close(main)
+    assert "".join(lines).replace(" ", "") == text.replace("\n", "").replace(" ", "")
+    assert {word for line in lines for word in line.split()} == set(text.split())
+    assert all(len(line) <= 30 for line in lines if "xx" not in line)
+    assert lines[-2].startswith("  word")
 
 
 @posix
