@@ -47,6 +47,8 @@ class Answer:
     failed: Failed | None = None
     stopped: bool = False
     """Ctrl-C was pressed, or we were asked to leave."""
+    stopped_at_seconds: float | None = None
+    """When, on the monotonic clock."""
     terminated: bool = False
     """We were asked to leave."""
 
@@ -105,6 +107,7 @@ def follow(bridge: Bridge, request: GenerateRequest, screen: Screen, progress: P
                     case _:
                         pass  # tool calls come only when tools were offered
         answer.stopped, answer.terminated = keys.pressed, keys.terminated
+        answer.stopped_at_seconds = keys.pressed_at_seconds
     except OSError:
         bridge.cancel(request.request_id)
         raise

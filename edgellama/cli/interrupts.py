@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
@@ -66,12 +67,15 @@ class StopKeys(_Handlers):
         super().__init__(dict.fromkeys([signal.SIGINT, *_termination_signals()], self._press))
         self._stop = stop
         self.pressed = False
+        self.pressed_at_seconds: float | None = None
+        """On the monotonic clock."""
         self.terminated = False
 
     def _press(self, number: int, _frame: FrameType | None) -> None:
         if self.pressed:
             _leave_now()
         self.pressed = True
+        self.pressed_at_seconds = time.monotonic()
         self.terminated = number != signal.SIGINT
         self._stop()
 

@@ -38,9 +38,6 @@ class LineInput:
             message = self._quoted(line.lstrip().removeprefix(_QUOTE))
         else:
             message = self._continued(line)
-        if not self.interactive:
-            self._screen.write(f"{label}{message}\n")
-            self._screen.flush()
         try:
             message.encode("utf-8")
         except UnicodeEncodeError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -34,14 +36,21 @@ A backslash at the end of a line, or triple quotes around lines, make one messag
 
 _TOLD_ONCE = {"template", "model-file", "verdicts"}
 """Notices about the model rather than about this answer."""
+_TWICE_SECONDS = 2.0
+"""A second Ctrl-C this soon after the one that stopped an answer leaves."""
 
 
 class _Screen:
-    """Shows an answer behind its label. `told` remembers what was said in this chat."""
+    """Shows an answer behind its label. `told` remembers what was said in this chat.
 
-    def __init__(self, out: Output, told: set[str]) -> None:
+    With `only_answers` nothing else goes to stdout: somebody reads it who did not type the questions.
+    """
+
+    def __init__(self, out: Output, told: set[str], *, only_answers: bool = False) -> None:
         self._out = out
         self._told = told
+        self._only_answers = only_answers
+        self._wrote = False
         self._label = ""
 
     def _begin(self, label: str) -> bool:
@@ -54,7 +63,13 @@ class _Screen:
 
     def text(self, text: str) -> None:
         """Part of the answer."""
-        self._out.result(f"{ASSISTANT}{text}" if self._begin(ASSISTANT) else text)
+        begins = self._begin(ASSISTANT)
+        if begins and not self._only_answers:
+            text = f"{ASSISTANT}{text}"
+        elif begins and sys.stdout.isatty() and not self._out.quiet:
+            self._out.aside(ASSISTANT)
+        self._out.result(text)
+        self._wrote = True
 
     def reasoning(self, text: str) -> None:
         """Part of the thinking."""
@@ -68,7 +83,10 @@ class _Screen:
                 return
             self._told.add(notice.text)
         if self._label:
-            self._out.result("\n") if self._label == ASSISTANT else self._out.aside("\n")
+            if self._label != ASSISTANT or (self._only_answers and sys.stdout.isatty()):
+                self._out.aside("\n")
+            elif not self._only_answers:
+                self._out.result("\n")
             self._label = ""
         self._out.warn(notice.text)
 
@@ -77,7 +95,14 @@ class _Screen:
         mark = " (stopped)" if answer.stopped else ""
         if answer.done is not None and answer.done.finish_reason == "length" and not answer.stopped:
             mark = " (cut at the limit of tokens)"
-        if self._label == ASSISTANT:
+        if self._only_answers:
+            if self._label == THINKING:
+                self._out.aside("\n")
+            if self._wrote:
+                self._out.result("\n")
+            if mark:
+                self._out.notice(mark.strip())
+        elif self._label == ASSISTANT:
             self._out.result(f"{mark}\n")
         elif self._label or mark:
             self._out.aside(f"{mark}\n")
@@ -94,8 +119,9 @@ class PlainChat:
         self._last: Answer | None = None
         self._told: set[str] = set()
         self._exit_code = 0
+        self._stopped_at_seconds: float | None = None
         self._commands: dict[str, Callable[[str], None]] = {
-            "help": lambda _: self._out.line(HELP),
+            "help": lambda _: self._reply(HELP),
             "system": self._system,
             "set": self._set,
             "clear": lambda _: self._clear(),
@@ -115,7 +141,7 @@ class PlainChat:
             except TerminatedError:
                 return EXIT_INTERRUPTED
             except KeyboardInterrupt:
-                if pressed or not self._lines.interactive:
+                if pressed or not self._lines.interactive or self._just_stopped():
                     self._out.aside("\n")
                     return EXIT_INTERRUPTED
                 pressed = True
@@ -124,13 +150,24 @@ class PlainChat:
             except UsageError as error:
                 self._fail(error)
                 continue
-            pressed = False
+            pressed, self._stopped_at_seconds = False, None
             if message is None or message.strip() in {"/exit", "/quit", "/bye"}:
                 return 0 if self._lines.interactive else self._exit_code
             if message.strip():
                 self._take(message)
             if self._last is not None and self._last.terminated:
                 return EXIT_INTERRUPTED
+
+    def _just_stopped(self) -> bool:
+        stopped = self._stopped_at_seconds
+        return stopped is not None and time.monotonic() - stopped < _TWICE_SECONDS
+
+    def _reply(self, text: str) -> None:
+        """Answer a command: beside the answers where only they are wanted."""
+        if self._lines.interactive:
+            self._out.line(text)
+        else:
+            self._out.aside(f"{text}\n")
 
     def _take(self, message: str) -> None:
         try:
@@ -158,7 +195,7 @@ class PlainChat:
 
     def _ask(self, text: str) -> None:
         request = self._conversation.request(text, new_request_id())
-        screen = _Screen(self._out, self._told)
+        screen = _Screen(self._out, self._told, only_answers=not self._lines.interactive)
         progress = self._out.progress("reading the prompt", plain=True)
         try:
             answer = follow(self._session.bridge, request, screen, progress)
@@ -167,7 +204,7 @@ class PlainChat:
             self._explain(error)
             return
         screen.finish(answer)
-        self._last = answer
+        self._last, self._stopped_at_seconds = answer, answer.stopped_at_seconds
         kept = self._conversation.record(text, answer)
         if answer.usage.dropped_messages:
             self._out.warn(f"the {answer.usage.dropped_messages} oldest messages were left out to fit the context")
@@ -180,7 +217,7 @@ class PlainChat:
 
     def _explain(self, error: EdgellamaError) -> None:
         self._fail(error)
-        if type(error).__name__ == "ContextOverflowError":
+        if type(error).__name__ == "ContextOverflowError" and self._conversation.messages:
             self._out.notice("  /drop asks again without the oldest messages, /clear starts anew.")
 
     def _retry(self) -> None:
@@ -202,7 +239,7 @@ class PlainChat:
     def _system(self, text: str) -> None:
         if not text:
             system = self._conversation.system
-            self._out.line("The system prompt is the template's own." if system is None else system)
+            self._reply("The system prompt is the template's own." if system is None else system)
             return
         self._conversation.system = text
         self._conversation.clear()
@@ -212,7 +249,7 @@ class PlainChat:
         name, _, value = argument.replace("=", " ", 1).partition(" ")
         if not name:
             for line in self._conversation.options():
-                self._out.line(line)
+                self._reply(line)
             return
         self._out.notice(self._conversation.set(name, value.strip()))
 
@@ -220,10 +257,10 @@ class PlainChat:
         if name:
             self._session.change(name)
             self._conversation.forget_tokens()
-        self._out.line(self._session.describe())
+        self._reply(self._session.describe())
 
     def _stats(self) -> None:
         if self._last is not None:
-            self._out.line(f"last answer: {timing_line(self._last)}")
+            self._reply(f"last answer: {timing_line(self._last)}")
         for line in self._session.status_lines():
-            self._out.line(line)
+            self._reply(line)
