@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
-from edgellama.cli import process
+from edgellama.cli import common, process
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="a shell's redirections")
 MAIN = [sys.executable, "-c", "import sys; from edgellama.cli.main import main; sys.exit(main())"]
@@ -98,3 +99,16 @@ def test_a_file_name_that_is_no_text_goes_out_as_it_is(monkeypatch: pytest.Monke
     monkeypatch.setenv("EDGELLAMA_MODELS_DIR", "/tmp/caf\udce9")
     done = subprocess.run([*MAIN, "config", "path", "models"], capture_output=True, check=False, timeout=60)
     assert done.stdout == b"/tmp/caf\xe9\n"
+
+
+def test_a_wait_of_unknown_length_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter(range(0, 1000, 7))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    progress = common.ProgressLine("starting", plain=True)
+    for _ in range(5):
+        progress.update(0, None, "checking")
+    for done in (1, 2):
+        progress.update(done, 4, "loading")
+    assert capsys.readouterr().err == "checking\nloading 25%\nloading 50%\n"
