@@ -36,7 +36,7 @@ def command(out: Output, found: bool) -> None:
         (
             name,
             size_text(stored.size_bytes),
-            "missing" if stored.missing() else stored.record.how,
+            stored.record.how if stored.state == "here" else stored.state,
             short_path(stored.paths[0]),
         )
         for name, stored in sorted(models.items())

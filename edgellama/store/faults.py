@@ -181,6 +181,20 @@ def retry_after(value: str) -> float | None:
     return None
 
 
+def make_models_folder(folder: Path) -> None:
+    """Make the folder of the store; a place where none can be is told as the wrong setting it is."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise disk_full(folder, error) from error
+        raise EdgellamaError(
+            f"the models folder {folder} cannot be made ({error.strerror or error})",
+            "the setting models_dir (or EDGELLAMA_MODELS_DIR) names it: `edgellama config set models_dir FOLDER` "
+            "takes one that can be written",
+        ) from error
+
+
 def from_write(error: OSError, path: Path) -> EdgellamaError:
     """The error for a write to `path` that failed."""
     if error.errno in _FULL:

@@ -9,9 +9,11 @@ from edgellama.errors import NotFoundError, UsageError
 from edgellama.store import catalogue, copying, faults, records
 from edgellama.store.locking import locked
 from edgellama.store.names import is_later_split, model_name, split_names
+from edgellama.store.places import require_file
 from edgellama.store.progress import OnProgress, notice
-from edgellama.store.pull import hash_file, now
+from edgellama.store.pull import now
 from edgellama.store.records import FileRecord, How, Record, Stored
+from edgellama.store.verify import hash_file
 
 _MAX_FILES = 2000
 
@@ -25,10 +27,7 @@ def model_files(path: Path) -> list[Path]:
         if not found:
             raise NotFoundError(f"{path} holds no .gguf file", "give the folder that holds the model files themselves")
         return found
-    if not path.exists():
-        raise NotFoundError(f"{path} does not exist")
-    if not path.is_file():
-        raise UsageError(f"{path} is not a plain file")
+    require_file(path)
     if is_later_split(path.name):
         return [path.with_name(split_names(path.name)[0])]
     return [path]
@@ -80,6 +79,7 @@ def _place(
 ) -> tuple[How, Path | None, list[FileRecord]]:
     """Copy, share or reference the files: how it was done, where they are (None: where they were), their records."""
     if copy:
+        faults.make_models_folder(folder.parent)
         _make(folder)
         recorded = []
         for part in parts:

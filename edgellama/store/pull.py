@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgellama.errors import EdgellamaError, InvalidFileError, NetworkError, NotFoundError
-from edgellama.store import catalogue, copying, faults, hub, licences, records, wheels
+from edgellama.store import catalogue, copying, faults, hub, licences, records, verify, wheels
 from edgellama.store.catalogue import Entry
 from edgellama.store.download import Wanted, check_space, download
 from edgellama.store.locking import locked
 from edgellama.store.names import model_name, safe_file_name, split_names
 from edgellama.store.pip_settings import PipSettings
 from edgellama.store.pip_settings import load as load_pip_settings
-from edgellama.store.progress import OnProgress, Progress, notice, silent
+from edgellama.store.progress import OnProgress, notice, silent
 from edgellama.store.records import FileRecord, Record, Stored
 from edgellama.store.sources import Source, address, parse
 from edgellama.store.transport import Transport
 
-_CHUNK_BYTES = 1 << 20
 _MAGIC = b"GGUF"
 
 
@@ -37,6 +35,9 @@ class Puller:
     accepted_by: str = "prompt"
     transport: Transport = field(default_factory=Transport)
     pip: PipSettings | None = None
+    _sha256: dict[tuple[Path, int], str] = field(default_factory=dict)
+    """Of files hashed already, by path and time."""
+    _told: set[Path] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.transport.offline = self.offline
@@ -88,6 +89,7 @@ class Puller:
 
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[None]:
+        faults.make_models_folder(self.models)
         with locked(self.models, name, self.on_progress):
             yield
 
@@ -102,12 +104,26 @@ class Puller:
         raise NotFoundError(f"no name is left for {source}")
 
     def _existing(self, name: str, sources: tuple[str, ...]) -> Stored | None:
-        """The model if it is complete here already."""
+        """The model if it is here already, whole and unchanged: every byte is compared."""
         known, _ = records.load_all(self.models)
         stored = known.get(name)
         if stored is None or stored.record.source not in sources or stored.missing():
             return None
-        return stored
+        stored, differ = verify.check(stored, self._hash)
+        for path in differ:
+            self._tell_damaged(path)
+        return None if differ else stored
+
+    def _hash(self, path: Path) -> str:
+        key = (path, records.mtime_ns(path))
+        if key not in self._sha256:
+            self._sha256[key] = verify.hash_file(path, self.on_progress)[1]
+        return self._sha256[key]
+
+    def _tell_damaged(self, path: Path) -> None:
+        if path not in self._told:
+            self._told.add(path)
+            notice(self.on_progress, path.name, "the file that is there has another SHA-256; fetching it anew")
 
     def _fetch(self, name: str, source: Source, entry: Entry | None) -> Stored:
         folder = self.models / name
@@ -169,11 +185,11 @@ class Puller:
         """A complete file without a record (a pull that died between the two): hashed, and taken if it is right."""
         if not target.is_file():
             return None
-        size, digest = hash_file(target, self.on_progress)
+        mtime_ns, size, digest = records.mtime_ns(target), target.stat().st_size, self._hash(target)
         if sha256 and digest != sha256:
-            notice(self.on_progress, target.name, "the file that is there has another SHA-256; fetching it anew")
+            self._tell_damaged(target)
             return None
-        return FileRecord(path=target.name, size_bytes=size, sha256=digest)
+        return FileRecord(path=target.name, size_bytes=size, sha256=digest, mtime_ns=mtime_ns)
 
     def _check_copy(self, target: Path, digest: str, sha256: str) -> None:
         if sha256 and digest != sha256:
@@ -238,19 +254,3 @@ class Puller:
 def now() -> str:
     """The time in UTC, ISO form, whole seconds."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def hash_file(path: Path, on_progress: OnProgress) -> tuple[int, str]:
-    """Size in bytes and SHA-256 of a file."""
-    digest = hashlib.sha256()
-    done = 0
-    try:
-        total = path.stat().st_size
-        with path.open("rb") as stream:
-            while chunk := stream.read(_CHUNK_BYTES):
-                digest.update(chunk)
-                done += len(chunk)
-                on_progress(Progress("verify", path.name, done, total))
-    except OSError as error:
-        raise copying.unreadable(path, error) from error
-    return done, digest.hexdigest()

@@ -20,7 +20,7 @@ from edgellama.store.names import is_later_split, is_safe_file_name, model_name,
 _SCHEMA = 1
 _MAX_RECORD_BYTES = 1 << 20
 _MAX_MODELS = 10_000
-_RECORD = "model.json"
+RECORD = "model.json"
 
 How = Literal["pulled", "copied", "reflinked", "referenced", "unrecorded"]
 
@@ -31,6 +31,8 @@ class FileRecord(msgspec.Struct, kw_only=True):
     path: str
     size_bytes: int
     sha256: str = ""
+    mtime_ns: int = 0
+    """When it was last written, as of the last comparison with `sha256`; 0 when never compared."""
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -69,6 +71,31 @@ class Stored:
             path for path, file in zip(self.paths, self.record.files, strict=True) if _size(path) != file.size_bytes
         ]
 
+    @property
+    def state(self) -> Literal["here", "missing", "damaged"]:
+        """What its files' sizes tell."""
+        missing = self.missing()
+        if not missing:
+            return "here"
+        return "damaged" if all(path.exists() for path in missing) else "missing"
+
+    def changed(self) -> bool:
+        """Whether a file was written since it was last compared with its SHA-256."""
+        return any(is_changed(path, file) for path, file in zip(self.paths, self.record.files, strict=True))
+
+
+def is_changed(path: Path, file: FileRecord) -> bool:
+    """Whether a file that has a SHA-256 was written since it was last compared with it."""
+    return bool(file.sha256) and mtime_ns(path) != file.mtime_ns
+
+
+def mtime_ns(path: Path) -> int:
+    """When the file was last written, in ns since the epoch; 0 when it cannot be told."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
 
 def index_dir() -> Path:
     """Records that cannot lie beside their models."""
@@ -80,16 +107,50 @@ def load_all(models: Path) -> tuple[dict[str, Stored], list[str]]:
     found: dict[str, Stored] = {}
     problems: list[str] = []
     for folder in _subfolders(models):
-        stored = _load(folder / _RECORD, folder.name, folder, problems, beside=True)
+        stored = _load(folder / RECORD, folder.name, folder, problems, beside=True)
         if stored is not None:
             found[stored.name] = stored
     for path in _listed(index_dir(), ".json"):
         stored = _load(path, path.name.removesuffix(".json"), path.parent, problems, beside=False)
-        if stored is not None:
-            found.setdefault(stored.name, stored)
+        if stored is not None and _is_newer(stored, found.get(stored.name)):
+            found[stored.name] = stored
     for stored in _unrecorded(models, {path for known in found.values() for path in known.paths}):
         found.setdefault(stored.name, stored)
     return found, problems
+
+
+def _is_newer(indexed: Stored, beside: Stored | None) -> bool:
+    """Whether the index knows better: of a medium that cannot be written it holds the times of the same files."""
+    if beside is None:
+        return True
+    same = indexed.paths == beside.paths and all(
+        (one.size_bytes, one.sha256) == (other.size_bytes, other.sha256)
+        for one, other in zip(indexed.record.files, beside.record.files, strict=True)
+    )
+    return same and beside.changed()
+
+
+def damaged(models: Path) -> dict[str, Path]:
+    """The records that cannot be read, by the name of their model."""
+    found: dict[str, Path] = {}
+    for path in _listed(index_dir(), ".json"):
+        problems: list[str] = []
+        name = path.name.removesuffix(".json")
+        if _load(path, name, path.parent, problems, beside=False) is None and problems:
+            found[name] = path
+    for folder in _subfolders(models):
+        problems = []
+        if _load(folder / RECORD, folder.name, folder, problems, beside=True) is None and problems:
+            found[folder.name] = folder / RECORD
+    return found
+
+
+def without_record(path: Path, name: str) -> Stored:
+    """The model whose record at `path` cannot be read: the model files beside it, none for one of the index."""
+    folder = path.parent
+    names = [] if folder == index_dir() else [file.name for file in _listed(folder, ".gguf")]
+    files_ = tuple(FileRecord(path=name, size_bytes=max(0, _size(folder / name))) for name in names)
+    return Stored(name, Record(how="unrecorded", files=files_), folder, path)
 
 
 def _load(path: Path, name: str, folder: Path, problems: list[str], *, beside: bool) -> Stored | None:
@@ -157,12 +218,20 @@ def _size(path: Path) -> int:
 
 
 def save(name: str, record: Record, folder: Path | None) -> Stored:
-    """Write the record beside the files in `folder` (None: into the index, with absolute paths)."""
+    """Write the record beside the files in `folder` (None: into the index, with absolute paths).
+
+    Files whose time is not noted get it noted: they were hashed on their way here.
+    """
+    timed = [
+        file if file.mtime_ns else msgspec.structs.replace(file, mtime_ns=mtime_ns((folder or Path()) / file.path))
+        for file in record.files
+    ]
+    record = msgspec.structs.replace(record, files=tuple(timed))
     data = msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
     if folder is not None:
         try:
-            files.write_bytes(folder / _RECORD, data)
-            return Stored(name, record, folder, folder / _RECORD)
+            files.write_bytes(folder / RECORD, data)
+            return Stored(name, record, folder, folder / RECORD)
         except (OSError, DiskFullError):
             moved = [msgspec.structs.replace(file, path=str(folder / file.path)) for file in record.files]
             record = msgspec.structs.replace(record, files=tuple(moved))
@@ -175,6 +244,6 @@ def delete(stored: Stored) -> None:
     """Remove the record, and the folder it leaves empty."""
     if stored.record_path is not None:
         stored.record_path.unlink(missing_ok=True)
-        if stored.record_path.name == _RECORD:
+        if stored.record_path.name == RECORD:
             with contextlib.suppress(OSError):
                 stored.folder.rmdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,12 @@ from edgellama.store.catalogue import Entry
 from edgellama.store.found import Found
 from edgellama.store.licences import Accept
 from edgellama.store.names import closest, is_later_split, match, model_name, printable, split_names
-from edgellama.store.progress import OnProgress, silent
+from edgellama.store.places import require_file
+from edgellama.store.progress import OnProgress, notice, silent
 from edgellama.store.records import Stored
 
 _TRUE = {"1", "true", "yes", "on"}
+_TROUBLE = {"missing": "gone", "damaged": "damaged (its size is another)"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +64,25 @@ class Store:
         """The file behind a path, a name or a source, fetched first if it is not here.
 
         Names are matched exactly, then without regard to case: the store's, the catalogue's, then other programs'.
-        Raises `NotFoundError` with close names, `OfflineError`, and what `pull` raises.
+        A file written since it was last checked is hashed again. Raises `NotFoundError` with close names,
+        `OfflineError`, `InvalidFileError` for a file that is not what was fetched, and what `pull` raises.
         """
         if sources_.is_source(model):
             return self._resolve_source(model, offline, progress, accept_licence)
         if self.is_path(model):
-            return self._resolve_path(Path(model).expanduser())
+            return self._resolve_path(Path(model).expanduser(), progress)
+        entry = catalogue.find(model)
+        known, _ = self.models()
+        key = _key(model, known, entry)
+        if key is not None:
+            stored = known[key]
+            if stored.state != "here" and _can_fetch(stored) and not is_offline(offline):
+                notice(progress, stored.name, f"its file is {_TROUBLE[stored.state]}; fetching it again")
+                return self.pull(stored.record.entry, offline=offline, progress=progress, accept_licence=accept_licence)
+            return self._sound(stored, progress)
         local = self.find(model)
         if local is not None:
             return local
-        entry = catalogue.find(model)
         if entry is not None:
             return self.pull(entry.name, offline=offline, progress=progress, accept_licence=accept_licence)
         raise self._unknown(model)
@@ -85,13 +97,17 @@ class Store:
         if model.startswith((".", "/", "~")) or (os.sep != "/" and os.sep in model):
             return True
         try:
-            return Path(model).exists()
+            return os.path.lexists(model)  # a link that leads nowhere is meant as a path too
         except (OSError, ValueError):
             return False
 
     def find(self, name: str) -> StoredModel | None:
-        """A model that is here, by name; never fetches."""
+        """A model that is here, by name or source; never fetches, never hashes."""
         known, _ = self.models()
+        if sources_.is_source(name):
+            source = str(sources_.parse(name))
+            stored = next((s for s in known.values() if s.record.source == source and not s.missing()), None)
+            return self._from_stored(stored) if stored is not None else None
         entry = catalogue.find(name)
         key = _key(name, known, entry)
         if key is not None:
@@ -110,7 +126,10 @@ class Store:
         accept_licence: Accept | None = None,
         accepted_by: str = "prompt",
     ) -> StoredModel:
-        """Fetch a model of the catalogue (by name) or of a source; one that is here already is left alone."""
+        """Fetch a model of the catalogue (by name) or of a source.
+
+        One that is here already is hashed, and fetched anew if it is not what it was.
+        """
         from edgellama.store.pull import Puller
 
         entry = None if sources_.is_source(model) else catalogue.find(model)
@@ -126,13 +145,16 @@ class Store:
     def remove(self, name: str, *, on_progress: OnProgress = silent) -> Stored:
         """Forget a model; its files are deleted if the store made them, never if they are only referenced.
 
-        Raises `NotFoundError`, and `UsageError` for a model of another program.
+        One whose record is damaged goes too. Raises `NotFoundError`, and `UsageError` for a model of another program.
         """
         from edgellama.store.locking import locked
 
         known, _ = self.models()
         key = _key(name, known, catalogue.find(name))
         if key is None:
+            torn = self._remove_torn(name, on_progress)
+            if torn is not None:
+                return torn
             other = self._find_foreign(name)
             if other is not None:
                 raise UsageError(f"{other.name} belongs to {other.program}", f"remove it with {other.program} itself")
@@ -142,13 +164,36 @@ class Store:
             _delete_files(stored)
             return stored
         with locked(self.folder, key, on_progress):
+            _delete_leftovers(self.folder / key)
             if stored.record.how != "referenced":
                 _delete_files(stored)
-            _delete_leftovers(self.folder / key)
+                (self.folder / key / records.RECORD).unlink(missing_ok=True)  # the index may have a newer one
             try:
                 records.delete(stored)
             except OSError as error:
                 raise _not_deleted(stored.name, error) from error
+            with contextlib.suppress(OSError):  # only an empty folder goes
+                (self.folder / key).rmdir()
+        return stored
+
+    def _remove_torn(self, name: str, on_progress: OnProgress) -> Stored | None:
+        """Remove the model called `name` if its record cannot be read: the store's own folder of that name."""
+        from edgellama.store.locking import locked
+
+        torn = records.damaged(self.folder)
+        entry = catalogue.find(name)
+        key = match(name, torn) or (entry.name if entry is not None and entry.name in torn else None)
+        if key is None or torn[key].parent.is_symlink():
+            return None
+        stored = records.without_record(torn[key], key)
+        notice(on_progress, key, f"its record {torn[key]} is damaged; it is removed with the model files beside it")
+        with locked(self.folder, key, on_progress):
+            _delete_files(stored)
+            _delete_leftovers(self.folder / key)
+            try:
+                records.delete(stored)
+            except OSError as error:
+                raise _not_deleted(key, error) from error
         return stored
 
     def _resolve_source(
@@ -158,28 +203,35 @@ class Store:
         known, _ = self.models()
         for stored in known.values():
             if stored.record.source == source and not stored.missing():
-                return self._from_stored(stored)
+                return self._sound(stored, progress)
         return self.pull(model, offline=offline, progress=progress, accept_licence=accept_licence)
 
-    def _resolve_path(self, path: Path) -> StoredModel:
+    def _resolve_path(self, path: Path, progress: OnProgress) -> StoredModel:
         path = path.absolute()
         if is_later_split(path.name):
             path = path.with_name(split_names(path.name)[0])
-        if path.is_dir():
-            raise UsageError(
-                f"{path} is a folder", "give the .gguf file in it; `edgellama import FOLDER` adds all of them"
-            )
-        if not path.exists():
-            siblings = _models_in(path.parent)
-            near = closest(path.name, siblings) or siblings[:3]
-            raise NotFoundError(f"{path} does not exist", f"there: {', '.join(near)}" if near else "")
-        if not path.is_file():
-            raise UsageError(f"{path} is not a plain file")
+        require_file(path)
         known, _ = self.models()
         for stored in known.values():
             if path in stored.paths:
-                return self._from_stored(stored)
+                try:
+                    return self._sound(stored, progress)
+                except InvalidFileError:
+                    if stored.record.how != "referenced":
+                        raise
+                    notice(progress, path.name, f"it is another file than the one imported as {stored.name}")
+                    break
         return StoredModel(path, model_name(path.name), catalogue.by_file(path.name))
+
+    def _sound(self, stored: Stored, progress: OnProgress) -> StoredModel:
+        """The model, its bytes compared with their SHA-256 if they were written since that was last done."""
+        if not stored.missing() and stored.changed():
+            from edgellama.store import verify
+
+            stored, differ = verify.check_changed(stored, progress)
+            if differ:
+                raise _other_bytes(stored, differ[0])
+        return self._from_stored(stored)
 
     def _from_stored(self, stored: Stored) -> StoredModel:
         missing = stored.missing()
@@ -222,34 +274,44 @@ def _key(name: str, known: dict[str, Stored], entry: Entry | None) -> str | None
     return next((k for k, stored in known.items() if stored.record.entry == entry.name and not stored.missing()), None)
 
 
+def _can_fetch(stored: Stored) -> bool:
+    """Whether the catalogue says where a model that the store fetched comes from."""
+    entry = catalogue.load().get(stored.record.entry)
+    return stored.record.how == "pulled" and entry is not None and bool(entry.sources)
+
+
 def _given(source: sources_.Source | None) -> sources_.Source:
     if source is None:
         raise UsageError("no source given")
     return source
 
 
-def _models_in(folder: Path) -> list[str]:
-    try:
-        return sorted(name for name in os.listdir(folder) if name.lower().endswith(".gguf"))  # noqa: PTH208
-    except OSError:
-        return []
-
-
 def _damaged(stored: Stored, path: Path) -> EdgellamaError:
-    how = stored.record.how
     if not path.exists():
-        if how == "referenced":
-            advice = (
-                f"connect the disk it lies on, or `edgellama remove {stored.name}` and import it from its new place"
-            )
-        else:
-            advice = f"`edgellama pull {stored.record.entry or stored.record.source}` fetches it again"
+        advice = _again(stored)
+        if stored.record.how == "referenced":
+            advice = f"connect the disk it lies on, or {advice}"
         return NotFoundError(f"{stored.name}: its file {path} is gone", advice)
-    advice = "import it again" if how != "pulled" else "fetch it again"
     return InvalidFileError(
-        f"{stored.name}: the size of {path} is {path.stat().st_size:,} bytes; it was another when it was added",
-        f"it is damaged or was replaced: `edgellama remove {stored.name}`, then {advice}",
+        f"{stored.name}: {path} is damaged or was replaced: its size is {path.stat().st_size:,} bytes, "
+        "it was another when it was added",
+        _again(stored),
     )
+
+
+def _other_bytes(stored: Stored, path: Path) -> InvalidFileError:
+    """The error for a file of the right size with other bytes than its SHA-256 stands for."""
+    since = {"pulled": "fetched", "copied": "copied"}.get(stored.record.how, "added")
+    return InvalidFileError(
+        f"{stored.name}: {path} was damaged or replaced since it was {since}: its SHA-256 is another", _again(stored)
+    )
+
+
+def _again(stored: Stored) -> str:
+    """How to get a sound file."""
+    if stored.record.how == "pulled":
+        return f"`edgellama pull {stored.record.entry or stored.record.source}` fetches it again"
+    return f"`edgellama remove {stored.name}`, then import it again"
 
 
 def _delete_files(stored: Stored) -> None:

@@ -85,6 +85,35 @@ def test_a_model_comes_is_seen_and_goes(run: Run, mirror: dict[str, bytes]) -> N
     assert "edgellama recommend" in err
 
 
+def test_damage_is_listed_as_such(run: Run, mirror: dict[str, bytes], tmp_path: Path) -> None:
+    path = Path(json.loads(run("pull", "hf:o/r/Tiny.gguf", "--json")[1])["path"])
+    path.write_bytes(path.read_bytes()[:1000])
+    assert "damaged" in run("list")[1]
+    path.unlink()
+    assert "missing" in run("list")[1]
+
+
+def test_a_damaged_record_does_not_keep_its_model(run: Run, mirror: dict[str, bytes]) -> None:
+    path = Path(json.loads(run("pull", "hf:o/r/Tiny.gguf", "--json")[1])["path"])
+    path.with_name("model.json").write_bytes(b"{")
+    assert "Tiny.gguf" in run("list")[1]
+    code, out, _ = run("remove", "tiny")
+    assert (code, "tiny removed" in out) == (0, True)
+    assert not path.exists()
+
+
+def test_flipped_bytes_are_repaired_by_pull(run: Run, mirror: dict[str, bytes]) -> None:
+    path = Path(json.loads(run("pull", "hf:o/r/Tiny.gguf", "--json")[1])["path"])
+    sound = path.read_bytes()
+    path.write_bytes(sound[:-8] + bytes(byte ^ 0xFF for byte in sound[-8:]))
+    code, _, err = run("show", "tiny")
+    assert code == 4
+    assert "edgellama pull hf:o/r/Tiny.gguf" in err
+    code, _, err = run("pull", "hf:o/r/Tiny.gguf")
+    assert (code, "another SHA-256" in err) == (0, True)
+    assert path.read_bytes() == sound
+
+
 def test_json_everywhere(run: Run, mirror: dict[str, bytes]) -> None:
     code, out, _ = run("pull", "hf:o/r/Tiny.gguf", "--json")
     pulled = json.loads(out)
