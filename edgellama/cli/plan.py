@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgellama.cli.common import Output, command
-from edgellama.cli.engine_options import EngineChoice, engine_options, load_settings
-from edgellama.errors import MemoryShortageError
+from edgellama.cli.engine_options import EngineChoice, engine_options, load_settings, to_engine_options
+from edgellama.errors import MemoryShortageError, NotFoundError
 
 if TYPE_CHECKING:
     from edgellama.engine.base import EngineOptions
     from edgellama.runtime.model import ModelSpec
     from edgellama.runtime.plan import Plan
+    from edgellama.settings import Settings
+    from edgellama.store import Entry
 
 _CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
@@ -25,21 +28,20 @@ _CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
 def plan(out: Output, *, model: str, engine: EngineChoice) -> int:
     """Say whether MODEL fits into memory with these options, and how it would be loaded.
 
-    Nothing is loaded; the figures come from the file's header and from the memory available now. The exit code is 5
-    when it does not fit; the JSON is printed all the same.
+    Nothing is loaded or fetched; the figures come from the file's header (of a model that is not here, from the
+    catalogue) and from the memory available now. The exit code is 5 when it does not fit; the JSON is printed all the
+    same.
     """
-    from edgellama.cli import wiring
     from edgellama.monitor import memory
 
-    settings = load_settings(engine)
-    spec = wiring.make_spec(wiring.find_model(model, settings, out), settings, engine)
+    spec = _spec(model, load_settings(engine), engine, out)
     for notice in spec.notices:
         out.warn(notice)
     available = memory.available_bytes()
     chosen, shortage = _choose(spec, available)
     others = list(alternatives(spec, chosen, available))
     if out.json:
-        out.object(as_object(chosen, others))
+        out.object({**as_object(chosen, others), "estimated": not spec.path})
     else:
         _print(out, spec.name, chosen, others)
     if shortage is not None:
@@ -48,6 +50,56 @@ def plan(out: Output, *, model: str, engine: EngineChoice) -> int:
 
 
 command = plan
+
+
+def _spec(model: str, settings: Settings, engine: EngineChoice, out: Output) -> ModelSpec:
+    """The model's file, or what the catalogue knows of one that is not here; never uses the network."""
+    from edgellama.cli import wiring
+    from edgellama.cli.store_output import StoreProgress, size_text
+    from edgellama.store import Store, catalogue
+    from edgellama.store.sources import is_source
+
+    store = Store()
+    stored = None if store.is_path(model) else store.find(model)
+    if stored is None and not store.is_path(model):
+        entry = catalogue.by_source(model) if is_source(model) else catalogue.find(model)
+        if entry is not None:
+            advice = f"`edgellama pull {entry.name}` ({size_text(entry.weight_bytes)}) fetches it"
+            out.notice(f"{entry.name} is not here: estimated from the catalogue's figures; {advice}")
+            return _estimated(entry, settings, engine)
+        if is_source(model):
+            raise NotFoundError(f"{model} is not here", f"`edgellama pull {model}` fetches it first")
+    if stored is None:
+        with StoreProgress(out) as progress:
+            stored = store.resolve(model, offline=True, progress=progress)
+    return wiring.make_spec(stored, settings, engine)
+
+
+def _estimated(entry: Entry, settings: Settings, engine: EngineChoice) -> ModelSpec:
+    """The spec of a model by its catalogue entry.
+
+    The width that decides the compute buffers is not in the catalogue: a layer of a transformer has about 12 x width²
+    parameters, its feed-forward block is about 4 widths.
+    """
+    from edgellama.cli.wiring import choose_engine
+    from edgellama.engine.probe import FileMark
+    from edgellama.runtime.model import ModelSpec
+    from edgellama.runtime.plan import CacheShape, Layer
+
+    width = math.isqrt(entry.parameters // max(1, 12 * entry.layers))
+    row = entry.kv_heads * entry.head_size
+    return ModelSpec(
+        name=entry.name,
+        path="",
+        engine=choose_engine(settings)[0],
+        options=to_engine_options(settings, engine),
+        identity="",
+        mark=FileMark(size_bytes=entry.weight_bytes, header_sha256=""),
+        architecture=entry.family,
+        shape=CacheShape((Layer(row, row),) * entry.layers, embedding=width, feed_forward=4 * width),
+        weights_bytes=entry.weight_bytes,
+        trained_context_tokens=entry.context_tokens,
+    )
 
 
 def _choose(spec: ModelSpec, available_bytes: int) -> tuple[Plan, MemoryShortageError | None]:

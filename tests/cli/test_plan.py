@@ -59,3 +59,26 @@ def test_for_people(model: str, call: Call) -> None:
 
 def test_a_missing_model(call: Call, tmp_path: Path) -> None:
     assert call("plan", str(tmp_path / "none.gguf")).code == 3
+
+
+def test_a_catalogue_model_that_is_not_here_is_estimated(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgellama.store import catalogue, transport
+
+    def refuse(*_arguments: object, **_named: object) -> None:
+        raise AssertionError("a plan never uses the network")
+
+    monkeypatch.setattr(transport.Transport, "get", refuse)
+    monkeypatch.setattr(memory, "available_bytes", lambda *_arguments: 64 << 30)
+    entry = catalogue.load()["llama-3.2-3b-instruct"]
+    for name in (entry.name, entry.sources[0]):
+        result = call("plan", name, "--json", "--ctx", "4096")
+        assert result.code == 0
+        plan = json.loads(result.out)
+        assert plan["estimated"] is True
+        assert plan["predicted_bytes"]["weights"] == entry.weight_bytes
+        assert plan["predicted_bytes"]["kv"] == entry.kv_bytes(4096)
+        assert f"edgellama pull {entry.name}" in result.err
+    result = call("plan", "hf:o/r/none.gguf")
+    assert result.code == 3
+    assert "not here" in result.err
+    assert call("plan", "no-such-model").code == 3
