@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from edgellama.cli.bridge import Bridge
 from edgellama.cli.common import Output
 from edgellama.cli.engine_options import EngineChoice, settings_sampling, to_engine_options
-from edgellama.errors import EdgellamaError, NumericError, UnsupportedError
+from edgellama.errors import EdgellamaError, NotFoundError, NumericError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from edgellama.runtime.base import ModelStatus, Runtime
@@ -33,8 +33,16 @@ def find_model(model: str | None, settings: Settings, out: Output) -> StoredMode
     from edgellama.store import Store, default_model
 
     name = model or settings.default_model or default_model().name
-    with StoreProgress(out) as progress:
-        return Store().resolve(name, offline=settings.offline, progress=progress, accept_licence=ask_licence(out))
+    try:
+        with StoreProgress(out) as progress:
+            return Store().resolve(name, offline=settings.offline, progress=progress, accept_licence=ask_licence(out))
+    except (NotFoundError, UsageError) as error:
+        if model or not settings.default_model:
+            raise
+        raise type(error)(
+            f"{error.message} (the setting default_model, from {settings.source('default_model')})",
+            "; ".join(filter(None, (error.advice, "`edgellama config set default_model MODEL` changes the setting"))),
+        ) from error
 
 
 def choose_engine(settings: Settings) -> tuple[EngineName, tuple[str, ...]]:

@@ -116,3 +116,13 @@ def test_a_missing_default_is_asked_from_the_store(call: Call, monkeypatch: pyte
     with pytest.raises(errors.OfflineError):
         wiring.find_model("given", settings.Settings(default_model="mine"), out)
     assert seen == [default().name, "mine", "given"]
+
+
+def test_a_default_model_that_does_not_exist_names_its_setting(
+    monkeypatch: pytest.MonkeyPatch, call: Call, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EDGELLAMA_DEFAULT_MODEL", "nosuchmodel")
+    result = call("run", "--prompt", "x")
+    assert result.code == 3
+    assert "the setting default_model, from EDGELLAMA_DEFAULT_MODEL" in result.err
+    assert "default_model" not in call("run", "othermodel", "--prompt", "x").err
