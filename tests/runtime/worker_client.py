@@ -61,7 +61,10 @@ class Client:
         stream = self.process.stdout
         assert stream is not None
         while len(header := stream.read(4)) == 4:
-            body = stream.read(frame_length(header))
+            length = frame_length(header)
+            body = stream.read(length)
+            if len(body) < length:  # it left while the pipe was full
+                break
             self.messages.put(decode_from_worker(body))
         self.messages.put(None)
 
