@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 import threading
 from collections import deque
@@ -80,12 +81,18 @@ class Outbox:
         with self._changed:
             while wait and self._bytes > self._limit_bytes and not self._broken:
                 self._changed.wait()
-            if not self._started:
+            if not self._started or self._goes_at_once(data):
                 self._put(memoryview(data))
                 return
             self._frames.append(data)
             self._bytes += len(data)
             self._changed.notify_all()
+
+    def _goes_at_once(self, data: bytes) -> bool:
+        """Whether writing now cannot block: it saves waking the writer while all cores compute the next step."""
+        if sys.platform == "win32" or self._frames or self._writing or len(data) > select.PIPE_BUF:
+            return False
+        return bool(select.select([], [self._descriptor], [], 0)[1])
 
     def beat(self, message: Heartbeat) -> None:
         """Queue a heartbeat, in place of one that still waits; never waits itself."""
