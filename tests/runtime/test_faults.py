@@ -91,7 +91,7 @@ async def test_numbers_that_are_none_fail_the_request_and_no_other(lab: Any, ask
 
 
 async def test_a_request_that_always_kills_is_given_up_and_others_go_on(lab: Any, ask: Any) -> None:
-    host = await lab.host(Fault(kind="signal", phase="decode", contains="killer", position=30, signal="SIGSEGV"))
+    host = await lab.host(Fault(kind="signal", contains="killer", position=30, signal="SIGSEGV"))
     before = (await host.status()).models[0].settings
     killer, other = await asyncio.gather(ask(host, "killer"), ask(host, "other"))
     assert killer.failed.kind == "PoisonError"
