@@ -4,31 +4,19 @@ from __future__ import annotations
 
 from typing import Literal
 
+from edgellama.engine import bounds
 from edgellama.engine.base import EngineOptions
 from edgellama.engine.jit.model import Model
 from edgellama.errors import InvalidFileError, UnsupportedError, UsageError
 
 MAX_THREADS = 512
-_MAX_CELLS = 2**31 - 256
 _POOLINGS: dict[int, Literal["none", "mean", "cls", "last"]] = {0: "none", 1: "mean", 2: "cls", 3: "last"}
 """`{arch}.pooling_type` of GGUF files."""
 
 
 def check(options: EngineOptions) -> None:
     """Raise `UsageError` for values out of range, `UnsupportedError` for what this engine cannot do."""
-    bounds = (
-        ("sequences", options.sequences, 1, 4096),
-        ("context_tokens", options.context_tokens, 0, _MAX_CELLS // max(1, options.sequences)),
-        ("batch_tokens", options.batch_tokens, 1, 2**20),
-        ("micro_batch_tokens", options.micro_batch_tokens, 1, 2**20),
-        ("logits_rows", options.logits_rows, 0, 2**20),
-        ("threads", options.threads, 0, MAX_THREADS),
-        ("prefill_threads", options.prefill_threads, 0, MAX_THREADS),
-        ("gpu_layers", options.gpu_layers, -1, 2**20),
-    )
-    for name, value, low, high in bounds:
-        if not low <= value <= high:
-            raise UsageError(f"{name} is {value}, allowed is {low} to {high}")
+    bounds.check(options, most_sequences=4096, most_threads=MAX_THREADS)
     if options.gpu_layers > 0:
         raise UnsupportedError("the JIT engine computes on the CPU", "use gpu_layers 0, or the engine llamacpp")
     if options.use_mlock:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+from edgellama.engine import bounds
 from edgellama.engine.base import EngineOptions, KVType
 from edgellama.engine.ggml import MAX_THREADS
 from edgellama.engine.threads import default_threads
-from edgellama.errors import UsageError
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
-_MAX_CELLS = 2**31 - 256
 _MIN_ROWS = 64
 _KV_TYPES: dict[KVType, int] = {
     "f32": 0,
@@ -32,19 +31,7 @@ _NO_DEVICES = (ctypes.c_void_p * 1)(None)
 
 def check(options: EngineOptions) -> None:
     """Raise `UsageError` for values that would abort or overflow inside llama.cpp."""
-    limits = (
-        ("sequences", options.sequences, 1, MAX_SEQUENCES),
-        ("context_tokens", options.context_tokens, 0, _MAX_CELLS // max(1, options.sequences)),
-        ("batch_tokens", options.batch_tokens, 1, 2**20),
-        ("micro_batch_tokens", options.micro_batch_tokens, 1, 2**20),
-        ("logits_rows", options.logits_rows, 0, 2**20),
-        ("threads", options.threads, 0, MAX_THREADS),
-        ("prefill_threads", options.prefill_threads, 0, MAX_THREADS),
-        ("gpu_layers", options.gpu_layers, -1, 2**20),
-    )
-    for name, value, low, high in limits:
-        if not low <= value <= high:
-            raise UsageError(f"{name} is {value}, allowed is {low} to {high}")
+    bounds.check(options, most_sequences=MAX_SEQUENCES, most_threads=MAX_THREADS)
 
 
 def threads(options: EngineOptions) -> tuple[int, int]:
